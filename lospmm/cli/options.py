@@ -35,6 +35,9 @@ ReluOption = Annotated[bool, typer.Option("--relu", help="Apply ReLU to C.")]
 ResidualOption = Annotated[bool, typer.Option("--residual", help="Add a third argument of C's shape.")]
 DeviceOption = Annotated[str, typer.Option("--device", help="A GPU of the device table, a device file, or auto.")]
 TensorOption = Annotated[str | None, typer.Option("--tensor", help="The weight to take from a .safetensors.")]
+TransposeOption = Annotated[
+    bool, typer.Option("--transpose", help="The weights are in x out, as scikit-learn, Keras and JAX hold them.")
+]
 SeedOption = Annotated[int, typer.Option("--seed", help="Seed for the values of a pattern (.smtx).")]
 EmitterOption = Annotated[
     str, typer.Option("--emitter", help="sass, ptx, cuda, or auto: sass where it has run on a GPU, else ptx.")

@@ -1,6 +1,6 @@
 """``lospmm tune``: the kernel of one matrix into a folder, on this machine or by a service."""
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -31,18 +31,19 @@ from lospmm.cli.options import (
     ShortlistOption,
     SumsOption,
     TensorOption,
+    TransposeOption,
     TrialsOption,
     VerifyOption,
     chosen_server,
     options_for,
     out_option,
-    read_problem,
 )
 from lospmm.cli.show import show_manifest
+from lospmm.gpu.detect import device_of
 from lospmm.matrix import readers
+from lospmm.model.layer_table import LayerSpec
 from lospmm.problem.convolution import parse_convolution
 from lospmm.problem.dtype import DTYPES, FLOAT32
-from lospmm.problem.epilogue import epilogue_of
 from lospmm.problem.problem import columns_of
 from lospmm.progress import reported, tell
 from lospmm.tuning import jobs
@@ -70,6 +71,7 @@ def tune(
     sums: SumsOption = "float32",
     families: FamiliesOption = "all",
     cache: CacheOption = "cold",
+    transpose: TransposeOption = False,
     tensor: TensorOption = None,
     seed: SeedOption = 0,
     server: ServerOption = None,
@@ -99,13 +101,15 @@ def tune(
     if address is not None:
         layer = {"convolution": convolution, "bias": numbers, "relu": relu, "residual": residual}
         more = {"device": device, "tensor": tensor, "seed": seed, **layer, **asdict(options)}
+        more["transpose"] = transpose
         with open_client(address, key, quiet=quiet) as client, reported(quiet=quiet) as progress:
             done = client.tune(matrix, columns, progress=progress, **more).artifact
         artifact.write(done, out)
     else:
-        file, plain = read_problem(matrix, columns, device, tensor, seed)
-        problem = replace(plain, convolution=convolution, epilogue=epilogue_of(numbers, relu=relu, residual=residual))
-        done = _tuned_here(Request(problem, options, file.values, seed), out, quiet=quiet)
+        gpu = device_of(device)
+        row = LayerSpec(n=columns, conv=conv, transpose=transpose, relu=relu, residual=residual)
+        file = readers.read(matrix, tensor=tensor, seed=seed)
+        done = _tuned_here(row.request(file, numbers, gpu, options, seed), out, quiet=quiet)
         _note_of_zeros(file)
         _note_of_elements(file, dtype)
     show_manifest(done.manifest, out, as_json=as_json)

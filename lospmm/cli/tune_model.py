@@ -32,6 +32,7 @@ from lospmm.cli.options import (
     ServerOption,
     ShortlistOption,
     SumsOption,
+    TransposeOption,
     TrialsOption,
     VerifyOption,
     chosen_server,
@@ -60,6 +61,7 @@ def tune_model(
     layers: LayersOption = None,
     n: LayerColumnsOption = None,
     conv: ConvolutionOption = None,
+    transpose: TransposeOption = False,
     biases: BiasesOption = False,
     relu: ReluOption = False,
     residual: ResidualOption = False,
@@ -99,7 +101,7 @@ def tune_model(
         budget_seconds=budget,
         cache=cache,
     )
-    own = {"n": n, "conv": conv, "bias": biases, "relu": relu, "residual": residual}
+    own = {"n": n, "conv": conv, "transpose": transpose, "bias": biases, "relu": relu, "residual": residual}
     table = _table(layers, {name: value for name, value in own.items() if value is not None and value is not False})
     batch = Batch(open_model(model, seed=seed), table, device, options, seed)
     table.check_used(batch.model.names)

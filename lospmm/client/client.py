@@ -28,6 +28,7 @@ from lospmm.client.events import Hear, LayerProgress, ignore, layer_stages, stag
 from lospmm.client.uploads import Biases, ModelWeights, Upload, read_uploads, table_of, upload_of, with_bias
 from lospmm.errors import BadRequest, LospmmError, ServiceFault
 from lospmm.kernel import Kernel, whole_number
+from lospmm.matrix.readers import MatrixFile
 from lospmm.model.layer_table import LayerSpec, LayerTable
 from lospmm.problem.convolution import Convolution, written
 from lospmm.problem.problem import check_columns, columns_of
@@ -109,6 +110,7 @@ class Client:
         relu: bool = False,
         residual: bool = False,
         tensor: str | None = None,
+        transpose: bool = False,
         seed: int = 0,
         progress: Progress = silent,
         timeout_seconds: float | None = None,
@@ -116,14 +118,16 @@ class Client:
     ) -> Kernel:
         """Tune a kernel on the service, as ``lospmm.tune`` does.
 
-        ``device`` is by name, and auto is the GPU of the service.
+        ``device`` is by name, and auto is the GPU of the service. ``transpose`` takes the weights as in x out.
 
         Of the options it takes SERVED_OPTIONS, and others where they are as by default. ServiceFault also when the
         kernel is not there within ``timeout_seconds``; the job goes on, and asking again finds it.
         """
         query = _query(device, seed, options) | _columns_query(n, convolution)
         query |= _layer_query(convolution, relu=relu, residual=residual)
-        upload = upload_of("weights", *matrix_and_values(flattened(weights, convolution), tensor, seed))
+        file = MatrixFile(*matrix_and_values(flattened(weights, convolution), tensor, seed), "weights")
+        file = LayerSpec(n=query["n"], conv=query.get("conv"), transpose=transpose).file(file)
+        upload = upload_of("weights", file.matrix, file.values)
         if bias is not None:
             upload = with_bias(upload, bias)
         return self._tuned(upload, query, stages(progress), _deadline(timeout_seconds))

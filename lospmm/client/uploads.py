@@ -71,9 +71,11 @@ def with_bias(upload: Upload, bias: Sequence[float] | NDArray[np.floating]) -> U
 def table_of(uploads: Sequence[Upload], table: LayerTable) -> tuple[str, bytes, str]:
     """Return the layer table of some uploads as a file to post, its rows by the names of their files.
 
-    Groups are in the matrices, and biases beside them.
+    Groups and transposes are in the matrices, and biases beside them.
     """
-    rows = {folder_of(one.layer): replace(table.row_of(one.layer), groups=1, bias=False) for one in uploads}
+    rows = {
+        folder_of(one.layer): replace(table.row_of(one.layer), groups=1, transpose=False, bias=False) for one in uploads
+    }
     return "layers.json", LayerTable(rows).to_json().encode(), "application/json"
 
 
@@ -121,7 +123,8 @@ def _read(model: ModelWeights, seed: int, table: LayerTable) -> Uploads:
 
 def _of_file(name: str, file: MatrixFile, table: LayerTable) -> Upload | BadRequest:
     try:
-        upload = upload_of(name, table.row_of(name).matrix(file.matrix), file.values)
+        own = table.row_of(name).file(file)
+        upload = upload_of(name, own.matrix, own.values)
         return upload if (bias := table.bias_of(name, file)) is None else with_bias(upload, bias)
     except BadRequest as error:
         return error
@@ -136,8 +139,8 @@ def _biased(upload: Upload, bias: Sequence[float] | NDArray[np.floating]) -> Upl
 
 def _upload(name: str, weights: Weights, table: LayerTable) -> Upload | BadRequest:
     try:
-        matrix, values = matrix_and_values(weights)
-        return upload_of(name, table.row_of(name).matrix(matrix), values)
+        own = table.row_of(name).file(MatrixFile(*matrix_and_values(weights), name))
+        return upload_of(name, own.matrix, own.values)
     except BadRequest as error:
         return error
 

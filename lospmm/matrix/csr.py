@@ -89,6 +89,11 @@ class SparseMatrix:
         return hash(self.fingerprint)
 
 
+def transposed(matrix: SparseMatrix) -> SparseMatrix:
+    """Return the transpose, (k, m)."""
+    return from_coo((matrix.k, matrix.m), matrix.indices, matrix.rows_of_nonzeros(), matrix.data)
+
+
 def block_diagonal(matrix: SparseMatrix, groups: int) -> SparseMatrix:
     """Return the matrix of a grouped convolution, (m, groups x k): its rows in ``groups`` parts, each beside the last.
 

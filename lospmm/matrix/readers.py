@@ -10,7 +10,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, Literal, NamedTuple
@@ -22,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 from lospmm.errors import BadMatrix, BadRequest, printable
 from lospmm.matrix import npz as npy
 from lospmm.matrix import text as matrix_text
-from lospmm.matrix.csr import SparseMatrix, check_axes, check_shape, from_coo
+from lospmm.matrix.csr import SparseMatrix, check_axes, check_shape, from_coo, transposed
 from lospmm.matrix.mapped import Content, Decode, as_it_is, content_of, nonzeros
 from lospmm.settings import settings
 
@@ -46,6 +46,12 @@ class MatrixFile:
         if isinstance(self.beside, BadMatrix):
             raise self.beside
         return self.beside
+
+    def transposed(self) -> "MatrixFile":
+        """Return the file with its matrix transposed. Raises BadRequest for a pattern, whose values follow its rows."""
+        if self.values == "drawn":
+            raise BadRequest(f"transpose: {self.name} is a pattern without values; transpose the file")
+        return replace(self, matrix=transposed(self.matrix))
 
 
 def read(path: Path, *, tensor: str | None = None, seed: int = 0) -> MatrixFile:

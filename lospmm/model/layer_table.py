@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from lospmm.errors import BadMatrix, BadRequest, printable
-from lospmm.matrix.csr import SparseMatrix, block_diagonal
+from lospmm.matrix.csr import block_diagonal
 from lospmm.matrix.readers import MatrixFile
 from lospmm.problem.convolution import Convolution, parse_convolution
 from lospmm.problem.device import DeviceSpec
@@ -52,8 +52,8 @@ MAX_BYTES = 4 << 20
 class LayerSpec:
     """A row: ``n`` columns of B or a convolution (as of ``--conv``), or why the layer is skipped.
 
-    ``groups`` are a convolution's; ``bias`` adds the one beside the weight; ``dtype``, ``sums`` and ``families`` are
-    those of the request unless given. Raises BadRequest.
+    ``groups`` are a convolution's; ``transpose`` takes weights that are held in x out; ``bias`` adds the one beside the
+    weight; ``dtype``, ``sums`` and ``families`` are those of the request unless given. Raises BadRequest.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
@@ -61,6 +61,7 @@ class LayerSpec:
     n: int | None = None
     conv: str | None = None
     groups: int = 1
+    transpose: bool = False
     bias: bool = False
     relu: bool = False
     residual: bool = False
@@ -75,6 +76,8 @@ class LayerSpec:
         check_columns(self.columns)
         if self.groups < 1 or (self.groups > 1 and self.conv is None):
             raise BadRequest(f"groups is {self.groups}: at least 1, and more only with conv")
+        if self.transpose and self.conv is not None:
+            raise BadRequest("transpose goes with n alone: a convolution's weights are out x in x height x width")
         self.options(Options())
 
     @property
@@ -101,14 +104,16 @@ class LayerSpec:
     def request(self, file: MatrixFile, bias: Bias, gpu: DeviceSpec, options: Options, seed: int) -> Request:
         """Return the request for the kernel of a layer on ``gpu``. Raises BadRequest, BadMatrix, Unsupported."""
         epilogue = epilogue_of(bias, relu=self.relu, residual=self.residual)
-        problem = Problem(self.matrix(file.matrix), self.columns, gpu, self.convolution, epilogue)
+        problem = Problem(self.file(file).matrix, self.columns, gpu, self.convolution, epilogue)
         return Request(problem, self.options(options), file.values, seed)
 
-    def matrix(self, weights: SparseMatrix) -> SparseMatrix:
-        """Return A: the weights, those of a group beside those before it. Raises BadMatrix."""
-        if weights.m % self.groups:
-            raise BadMatrix(f"{weights.m} rows are no multiple of groups = {self.groups}")
-        return block_diagonal(weights, self.groups)
+    def file(self, file: MatrixFile) -> MatrixFile:
+        """Return the file with A: transposed, or with each group beside the one before. Raises BadRequest."""
+        if file.matrix.m % self.groups:
+            raise BadMatrix(f"{file.matrix.m} rows are no multiple of groups = {self.groups}")
+        if self.transpose:
+            return file.transposed()
+        return replace(file, matrix=block_diagonal(file.matrix, self.groups))
 
 
 @dataclass(frozen=True, slots=True)

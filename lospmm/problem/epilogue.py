@@ -60,13 +60,14 @@ def _rounded(bias: Sequence[float] | np.ndarray) -> tuple[float, ...]:
     return tuple(0.0 if number == 0 else number for number in map(float, rounded))
 
 
-def check_rows(epilogue: Epilogue, m: int) -> None:
-    """Raise BadRequest for a bias that is not ``m`` finite numbers."""
+def check_rows(epilogue: Epilogue, m: int, k: int = 0) -> None:
+    """Raise BadRequest for a bias that is not ``m`` finite numbers; ``k`` are the columns of A."""
     bias = epilogue.bias
     if bias is None:
         return
     if len(bias) != m:
-        raise BadRequest(f"the bias has {len(bias)} numbers, and the weights {m} rows")
+        hint = "; held in x out? transpose takes them so" if len(bias) == k else ""
+        raise BadRequest(f"the bias has {len(bias)} numbers, and the weights {m} rows{hint}")
     if not all(math.isfinite(number) for number in bias):
         raise BadRequest("the bias holds numbers that are not finite")
 

@@ -53,7 +53,7 @@ class Problem:
     def __post_init__(self) -> None:
         check_columns(self.n)
         check_sums(self.dtype.name, self.sums.name)
-        check_rows(self.epilogue, self.matrix.m)
+        check_rows(self.epilogue, self.matrix.m, self.matrix.k)
         _check_range(self.dtype, self.matrix)
         _check_bias(self.dtype, self.epilogue)
         if self.convolution is not None:

@@ -121,6 +121,7 @@ def _table(upload: UploadFile | None, query: ModelQuery) -> LayerTable:
     own: dict[str, Any] = {
         "n": query.n,
         "conv": query.conv,
+        "transpose": query.transpose,
         "bias": query.biases,
         "relu": query.relu,
         "residual": query.residual,
@@ -148,7 +149,8 @@ def _request(name: str, found: MatrixFile, wanted: _Wanted, bias: UploadFile | N
     row = wanted.table.row_of(name)
     try:
         own = wanted.table.bias_of(name, found) if bias is None else bias_of(bias)
-        check_rows(epilogue_of(own, relu=row.relu, residual=row.residual), found.matrix.m)
+        shape = row.file(found).matrix
+        check_rows(epilogue_of(own, relu=row.relu, residual=row.residual), shape.m, shape.k)
     except BadRequest as error:
         return error
     try:

@@ -67,6 +67,7 @@ class TuningQuery(BaseModel):
         examples=[4096],
     )
     relu: bool = Field(default=False, description="The kernel takes ReLU of what it stores.")
+    transpose: bool = Field(default=False, description="The weights are in x out.")
     residual: bool = Field(default=False, description="The kernel adds its third argument, of the shape of C.")
     device: str = Field(
         default="auto",

@@ -85,7 +85,7 @@ def read_request(files: Received, query: KernelQuery) -> TuningRequest:
         wanted = wanted.with_bias(bias_of(files.biases[0]))
     upload = files.matrices[0]
     file = read_bytes(content_of(upload.file), upload.filename or FIELD, tensor=query.tensor, seed=query.seed)
-    return wanted.request(file)
+    return wanted.request(file.transposed() if query.transpose else file)
 
 
 def bias_of(upload: UploadFile) -> NDArray[np.floating]:

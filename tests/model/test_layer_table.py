@@ -66,6 +66,17 @@ def test_the_request_of_a_grouped_convolution() -> None:
         LayerSpec(conv="1x18x5x5,1x1", groups=3).request(file, None, H200, Options(), 0)
 
 
+def test_weights_held_in_x_out() -> None:
+    weights = np.arange(6, dtype=np.float32).reshape(2, 3)
+    row, file = LayerSpec(n=4, transpose=True), MatrixFile(from_dense(weights), "stored", "w")
+    found = row.request(file, np.ones(3), H200, Options(), 0).problem.matrix
+    assert found == from_dense(weights.T)
+    with pytest.raises(BadRequest, match=r"the bias has 3 numbers, and the weights 2 rows; held in x out\? transpose"):
+        LayerSpec(n=4).request(file, np.ones(3), H200, Options(), 0)
+    with pytest.raises(BadRequest, match="transpose: w is a pattern without values; transpose the file"):
+        row.request(MatrixFile(file.matrix, "drawn", "w"), None, H200, Options(), 0)
+
+
 def test_the_bias_of_a_row() -> None:
     """By a pattern, where there is one; of a layer's own row it may not be missing."""
     with_bias = MatrixFile(from_dense(np.eye(2)), "stored", "w", np.ones(2, np.float32))
@@ -91,6 +102,7 @@ def test_the_bias_of_a_row() -> None:
         (b"[layers.w]\nrelu = true", "'w': n is missing"),
         (b'[layers.w]\nconv = "1x2"', "'w': conv '1x2': write batch x channels"),
         (b"[layers.w]\nn = 4\ngroups = 2", "'w': groups is 2: at least 1, and more only with conv"),
+        (b'[layers.w]\ntranspose = true\nconv = "1x2x3x3,1x1"', "'w': transpose goes with n alone"),
         (b'[layers.w]\nn = 4\ndtype = "int8"', "'w': dtype 'int8': choose one of"),
         (b'[layers.w]\nn = 4\nfamilies = "dnese"', "'w': families: 'dnese': choose some of"),
     ],

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import httpx2
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
@@ -265,6 +266,26 @@ def test_a_command_that_is_stopped_leaves_its_job(
         with Client(address) as client:
             (job,) = client.jobs()
             assert job.attempts == 1
+
+
+def test_weights_held_in_x_out(run: Command, port: int, tmp_path: Path) -> None:
+    """The same kernel as of the transposed file: here, by a service, and of a model."""
+    address, own = ("--server", f"http://127.0.0.1:{port}"), weights(3)
+    (tmp_path / "model").mkdir()
+    np.save(tmp_path / "w.npy", own)
+    np.save(tmp_path / "model" / "wt.npy", own.T)
+    wanted = run("tune", tmp_path / "w.npy", "--n", 16, *H200, "--json", "--out", tmp_path / "k")
+    for at, where in enumerate(((), address)):
+        one = ("tune", tmp_path / "model" / "wt.npy", "--n", 16, *H200, "--transpose", *where, "--json", "--quiet")
+        found = run(*one, "--out", tmp_path / f"k{at}")
+        assert json.loads(found.out)["cubin_sha256"] == json.loads(wanted.out)["cubin_sha256"], found.err
+        many = ("tune-model", tmp_path / "model", "--n", 16, *H200, "--transpose", *where, "--json", "--quiet")
+        (layer,) = json.loads(run(*many, "--out", tmp_path / f"m{at}").out)["layers"]
+        assert layer["cubin_sha256"] == json.loads(wanted.out)["cubin_sha256"]
+    posted = {"matrix": ("wt.npy", (tmp_path / "model" / "wt.npy").read_bytes())}
+    query = "n=16&device=h200&wait=60&transpose=true"
+    answer = httpx2.post(f"http://127.0.0.1:{port}/v1/kernels?{query}", files=posted, timeout=60)
+    assert answer.json()["fingerprint"] == json.loads(wanted.out)["fingerprint"]
 
 
 def test_a_layer_table_by_a_service_is_that_of_here(run: Command, port: int, tmp_path: Path) -> None:
