@@ -37,9 +37,9 @@ from lospmm.cli.options import (
     chosen_server,
     options_for,
     out_option,
+    read_problem,
 )
 from lospmm.cli.show import show_manifest
-from lospmm.gpu.detect import device_of
 from lospmm.matrix import readers
 from lospmm.model.layer_table import LayerSpec
 from lospmm.problem.convolution import parse_convolution
@@ -106,10 +106,9 @@ def tune(
             done = client.tune(matrix, columns, progress=progress, **more).artifact
         artifact.write(done, out)
     else:
-        gpu = device_of(device)
+        file, plain = read_problem(matrix, columns, device, tensor, seed)
         row = LayerSpec(n=columns, conv=conv, transpose=transpose, relu=relu, residual=residual)
-        file = readers.read(matrix, tensor=tensor, seed=seed)
-        done = _tuned_here(row.request(file, numbers, gpu, options, seed), out, quiet=quiet)
+        done = _tuned_here(row.request(file, numbers, plain.device, options, seed), out, quiet=quiet)
         _note_of_zeros(file)
         _note_of_elements(file, dtype)
     show_manifest(done.manifest, out, as_json=as_json)

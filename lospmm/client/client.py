@@ -25,16 +25,15 @@ from lospmm.artifact.manifest import MANIFEST_FILE
 from lospmm.client.answers import Job, JobsPage, NamedKernel, error_of, layers_by_digest, parsed
 from lospmm.client.connection import Connection, Gone
 from lospmm.client.events import Hear, LayerProgress, ignore, layer_stages, stages, tell
+from lospmm.client.queries import columns_query, layer_query, options_query, row_query
 from lospmm.client.uploads import Biases, ModelWeights, Upload, read_uploads, table_of, upload_of, with_bias
 from lospmm.errors import BadRequest, LospmmError, ServiceFault
-from lospmm.kernel import Kernel, whole_number
+from lospmm.kernel import Kernel
 from lospmm.matrix.readers import MatrixFile
 from lospmm.model.layer_table import LayerSpec, LayerTable
-from lospmm.problem.convolution import Convolution, written
-from lospmm.problem.problem import check_columns, columns_of
+from lospmm.problem.convolution import Convolution
 from lospmm.problem.weights import Weights, flattened, matrix_and_values
 from lospmm.stages import Progress, silent
-from lospmm.tuning.options import SERVED_OPTIONS, Options, check_served, options_of
 
 Result = TypeVar("Result")
 
@@ -123,8 +122,8 @@ class Client:
         Of the options it takes SERVED_OPTIONS, and others where they are as by default. ServiceFault also when the
         kernel is not there within ``timeout_seconds``; the job goes on, and asking again finds it.
         """
-        query = _query(device, seed, options) | _columns_query(n, convolution)
-        query |= _layer_query(convolution, relu=relu, residual=residual)
+        query = options_query(device, seed, options) | columns_query(n, convolution)
+        query |= layer_query(convolution, relu=relu, residual=residual)
         file = MatrixFile(*matrix_and_values(flattened(weights, convolution), tensor, seed), "weights")
         file = LayerSpec(n=query["n"], conv=query.get("conv"), transpose=transpose).file(file)
         upload = upload_of("weights", file.matrix, file.values)
@@ -197,10 +196,10 @@ class Client:
 
         A kernel that the caller ``has``, by the layer's name and its digest, is not fetched.
         """
-        query = _query(device, seed, options)
+        query = options_query(device, seed, options)
         if layers is None:
-            query |= _columns_query(n, convolution)
-            query |= _layer_query(convolution, relu=relu, residual=residual)
+            query |= columns_query(n, convolution)
+            query |= layer_query(convolution, relu=relu, residual=residual)
         elif n is not None or convolution is not None or biases or relu or residual:
             raise BadRequest("layers gives n, convolution, bias, relu and residual of each layer: leave these out")
         posted = read_uploads(model, seed, biases, layers)
@@ -218,7 +217,7 @@ class Client:
             if result.error is not None or result.digest is None or (has is not None and has(layer, result.digest)):
                 yield result
             else:
-                row = {} if layers is None else _row_query(layers.row_of(layer))
+                row = {} if layers is None else row_query(layers.row_of(layer))
                 yield self._with_kernel(result, found, {**query, **row})
         for layer, reason in posted.skipped.items():
             yield LayerResult(layer, skipped=reason)
@@ -390,38 +389,6 @@ class Client:
             return Kernel(artifact.from_files(files, where))
         except BadRequest as error:  # not the caller's fault
             raise ServiceFault(str(error)) from None
-
-
-def _query(device: str, seed: int, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameters of a tuning, without those of a layer.
-
-    Raises BadRequest, and Unsupported for what the service decides itself.
-    """
-    check_served(options)
-    chosen = options_of(options)
-    served = {name: getattr(chosen, name) for name in SERVED_OPTIONS}
-    if served["cache"] == Options().cache:
-        del served["cache"]  # older services lack it
-    return {"device": str(device), "seed": whole_number("seed", seed), **served}
-
-
-def _columns_query(n: int | None, convolution: Convolution | None) -> dict[str, Any]:
-    """Return the parameter n. Raises BadRequest."""
-    check_columns(columns := whole_number("n", columns_of(n, convolution)))
-    return {"n": columns}
-
-
-def _row_query(row: LayerSpec) -> dict[str, Any]:
-    """Return the parameters of a layer, of its row of a layer table."""
-    own = {name: value for name, value in row.given.items() if name in ("dtype", "sums", "families")}
-    query = _columns_query(row.n, row.convolution) | _layer_query(row.convolution, relu=row.relu, residual=row.residual)
-    return query | own
-
-
-def _layer_query(convolution: Convolution | None, *, relu: bool, residual: bool) -> dict[str, Any]:
-    """Return the parameters of a layer, empty for a plain product: an older service lacks them."""
-    window = {} if convolution is None else {"conv": written(convolution)}
-    return {**window, **({"relu": True} if relu else {}), **({"residual": True} if residual else {})}
 
 
 def _identity(text: str) -> str:

@@ -22,8 +22,9 @@ from lospmm.artifact.manifest import MANIFEST_FILE
 from lospmm.client import answers as remote
 from lospmm.client import connection
 from lospmm.client.answers import ProblemDetails
-from lospmm.client.client import Client, _query
+from lospmm.client.client import Client
 from lospmm.client.connection import Gone
+from lospmm.client.queries import options_query
 from lospmm.errors import BadMatrix, BadRequest, BadSettings, LospmmError, ServiceFault, Unsupported
 from lospmm.matrix.csr import from_dense
 from lospmm.matrix.readers import VECTOR
@@ -98,9 +99,9 @@ def test_options_of_the_service(client: Client) -> None:
 
 def test_a_parameter_that_came_later_is_asked_for_where_it_matters() -> None:
     """An older service refuses what it does not know."""
-    assert "cache" not in _query("h200", 0, {}) and "cache" not in _query("h200", 0, {"cache": "cold"})
-    assert _query("h200", 0, {"cache": "network"})["cache"] == "network"
-    assert set(SERVED_OPTIONS) - {"cache"} < set(_query("h200", 0, {}))
+    assert "cache" not in options_query("h200", 0, {}) and "cache" not in options_query("h200", 0, {"cache": "cold"})
+    assert options_query("h200", 0, {"cache": "network"})["cache"] == "network"
+    assert set(SERVED_OPTIONS) - {"cache"} < set(options_query("h200", 0, {}))
 
 
 def test_every_page_of_jobs(client: Client) -> None:

@@ -1,0 +1,42 @@
+"""Parameters of the service's routes that tune."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from lospmm.kernel import whole_number
+from lospmm.model.layer_table import LayerSpec
+from lospmm.problem.convolution import Convolution, written
+from lospmm.problem.problem import check_columns, columns_of
+from lospmm.tuning.options import SERVED_OPTIONS, Options, check_served, options_of
+
+
+def options_query(device: str, seed: int, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters of a tuning, without those of a layer.
+
+    Raises BadRequest, and Unsupported for what the service decides itself.
+    """
+    check_served(options)
+    chosen = options_of(options)
+    served = {name: getattr(chosen, name) for name in SERVED_OPTIONS}
+    if served["cache"] == Options().cache:
+        del served["cache"]  # older services lack it
+    return {"device": str(device), "seed": whole_number("seed", seed), **served}
+
+
+def columns_query(n: int | None, convolution: Convolution | None) -> dict[str, Any]:
+    """Return the parameter n. Raises BadRequest."""
+    check_columns(columns := whole_number("n", columns_of(n, convolution)))
+    return {"n": columns}
+
+
+def row_query(row: LayerSpec) -> dict[str, Any]:
+    """Return the parameters of a layer, of its row of a layer table."""
+    own = {name: value for name, value in row.given.items() if name in ("dtype", "sums", "families")}
+    query = columns_query(row.n, row.convolution) | layer_query(row.convolution, relu=row.relu, residual=row.residual)
+    return query | own
+
+
+def layer_query(convolution: Convolution | None, *, relu: bool, residual: bool) -> dict[str, Any]:
+    """Return the parameters of a layer, empty for a plain product: an older service lacks them."""
+    window = {} if convolution is None else {"conv": written(convolution)}
+    return {**window, **({"relu": True} if relu else {}), **({"residual": True} if residual else {})}
