@@ -1,13 +1,11 @@
 """Routes of models: a batch of kernels, one for each layer."""
 
-from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
-from lospmm_server import queue
-from lospmm_server.models import read_model
+from lospmm_server.models import submit_model
 from lospmm_server.responses import accepted
 from lospmm_server.routing import KeyName, body, problems_of
 from lospmm_server.schemas import JobView, ModelQuery
@@ -46,9 +44,5 @@ async def post_model(query: Annotated[ModelQuery, Query()], request: Request, be
     ```
     """
     async with received(request, files=MAX_LAYERS) as files:
-        model = await behind.take(lambda: behind.order_all(partial(read_model, files, query), key))
-    for layer in model.layers:
-        if layer.order is not None:
-            behind.metrics.artifact_requested(hit=layer.order.is_kept)
-    await behind.ask(queue.submit_model, behind.database, model, key)
+        model = await submit_model(behind, files, query, key)
     return accepted(await behind.wait_for(model.id, query.wait))

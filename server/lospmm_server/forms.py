@@ -1,8 +1,9 @@
-"""The form of the page: a matrix file with fields for n and the device, with limits as in ``uploads``."""
+"""The forms of the page, of a matrix and of a model with a layer table, with limits as in ``uploads``."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from fastapi import HTTPException, Request
 from fastapi.exceptions import RequestValidationError
@@ -10,44 +11,51 @@ from pydantic import ValidationError
 from starlette.datastructures import FormData, UploadFile
 
 from lospmm.settings import settings
-from lospmm_server.schemas import KernelQuery
-from lospmm_server.uploads import FIELD, FORM_BYTES, body_within, form_of
+from lospmm_server.schemas import KernelQuery, ModelQuery
+from lospmm_server.uploads import FIELD, FORM_BYTES, TABLE_FIELD, Received, body_within, form_of
 
-#: Fields beside the file.
-FIELDS = ("n", "device")
+Query = TypeVar("Query", KernelQuery, ModelQuery)
+
+#: Fields beside the files, at most.
+MAX_FIELDS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class UploadForm:
-    """An uploaded matrix and its parameters."""
+class UploadForm(Generic[Query]):
+    """Uploaded files and their parameters."""
 
-    upload: UploadFile
-    query: KernelQuery
+    files: Received
+    query: Query
 
 
 @asynccontextmanager
-async def received_form(request: Request) -> AsyncIterator[UploadForm]:
-    """Yield the form. Raises HTTPException 400, 408, 413, 503; RequestValidationError for its fields."""
+async def received_form(request: Request, kind: type[Query]) -> AsyncIterator[UploadForm[Query]]:
+    """Yield the form with the parameters ``kind``; what is left empty is as by default.
+
+    Raises HTTPException 400, 408, 413, 503; RequestValidationError for its fields.
+    """
     if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
         raise HTTPException(400, "expected the form of the page, as multipart/form-data")
+    files = (FIELD, TABLE_FIELD) if kind is ModelQuery else (FIELD,)
     body = body_within(request, settings().max_upload_bytes + FORM_BYTES)
-    form = await form_of(request.headers, body, max_files=1, max_fields=len(FIELDS))
+    form = await form_of(request.headers, body, max_files=len(files), max_fields=MAX_FIELDS)
     try:
-        yield UploadForm(_upload(form), _query(form))
+        found = [_upload(form, field) for field in files]
+        if found[0] is None:
+            raise HTTPException(400, "no file was chosen; go back and choose one")
+        yield UploadForm(Received([found[0]], table=found[1] if len(found) > 1 else None), _query(form, files, kind))
     finally:
         await form.close()
 
 
-def _upload(form: FormData) -> UploadFile:
-    upload = form.get(FIELD)
-    if not isinstance(upload, UploadFile) or not upload.filename:
-        raise HTTPException(400, "no matrix file was chosen; go back and choose one")
-    return upload
+def _upload(form: FormData, field: str) -> UploadFile | None:
+    upload = form.get(field)
+    return upload if isinstance(upload, UploadFile) and upload.filename else None
 
 
-def _query(form: FormData) -> KernelQuery:
-    values = {name: value for name, value in form.multi_items() if name != FIELD}
+def _query(form: FormData, files: tuple[str, ...], kind: type[Query]) -> Query:
+    values = {name: value for name, value in form.multi_items() if name not in files and value != ""}
     try:
-        return KernelQuery.model_validate({**values, "wait": 0.0})
+        return kind.model_validate({**values, "wait": 0.0})
     except ValidationError as error:
         raise RequestValidationError(error.errors()) from None

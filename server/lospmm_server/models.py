@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -22,9 +23,11 @@ from lospmm.problem.epilogue import check_rows, epilogue_of
 from lospmm.settings import settings
 from lospmm.tuning.options import Options
 from lospmm.tuning.request import Request
+from lospmm_server import queue
 from lospmm_server.problems import describe
 from lospmm_server.queue import KernelOrder, Layer, ModelOrder
 from lospmm_server.schemas import ModelQuery
+from lospmm_server.service import Service
 from lospmm_server.uploads import (
     BIAS_FIELD,
     FIELD,
@@ -98,6 +101,16 @@ def read_model(files: Received, query: ModelQuery, order: Callable[[Request], Ke
     name = query.name or _stem(files.matrices[0].filename or "model")
     n = wanted.table.n or 0
     return ModelOrder(_id(name, layers), printable(name)[:NAME_CHARACTERS], n, wanted.device.name, layers)
+
+
+async def submit_model(service: Service, files: Received, query: ModelQuery, key: str) -> ModelOrder:
+    """Queue the layers of a model. Raises what ``read_model`` does, Busy, and HTTPException 503."""
+    model = await service.take(lambda: service.order_all(partial(read_model, files, query), key))
+    for layer in model.layers:
+        if layer.order is not None:
+            service.metrics.artifact_requested(hit=layer.order.is_kept)
+    await service.ask(queue.submit_model, service.database, model, key)
+    return model
 
 
 def _by_layer(files: Received) -> dict[str, UploadFile]:

@@ -21,13 +21,14 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from lospmm.artifact.artifact import Artifact
 from lospmm.problem.device import USUAL_DEVICE
 from lospmm.settings import settings
+from lospmm.tuning.options import CHOICES
 from lospmm.version import __version__
 from lospmm_server import problems
 from lospmm_server.forms import received_form
 from lospmm_server.kernel_view import KernelView, speedup_scale, view_kernel
 from lospmm_server.negotiation import negotiate
 from lospmm_server.responses import CACHE_CONTROL
-from lospmm_server.schemas import DIGEST_PATTERN, JobState, Problem
+from lospmm_server.schemas import DIGEST_PATTERN, JobState, KernelQuery, ModelQuery, Problem
 from lospmm_server.uploads import has_gpu, offered_devices
 from lospmm_server.views import STATES, JobListPage, JobPage, View
 
@@ -106,8 +107,19 @@ def pages_router(pages: Pages, view: View) -> APIRouter:
 
     @router.post("/jobs")
     async def post_job(request: Request) -> Response:
-        async with received_form(request) as form:
-            job = await view.submit(request, form.upload, form.query)
+        async with received_form(request, KernelQuery) as form:
+            job = await view.submit(request, form.files, form.query)
+        return RedirectResponse(f"/jobs/{job}", 303)
+
+    @router.post("/models")
+    async def post_model(request: Request) -> Response:
+        async with received_form(request, ModelQuery) as form:
+            job = await view.submit_model(request, form.files, form.query)
+        return RedirectResponse(f"/jobs/{job}", 303)
+
+    @router.post("/jobs/{job}/cancel")
+    async def cancel_job(job: str) -> Response:
+        await view.cancel(_checked(job))
         return RedirectResponse(f"/jobs/{job}", 303)
 
     @router.get("/jobs/{job}")
@@ -201,6 +213,7 @@ def _jobs_page(pages: Pages, request: Request, found: JobListPage, asked: Mappin
         usual=USUAL_DEVICE,
         devices=[(device.name, device.title) for device in offered_devices()],
         max_n=settings().max_n,
+        dtypes=CHOICES["dtype"],
     )
 
 

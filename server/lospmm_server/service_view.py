@@ -3,12 +3,12 @@
 from typing import Any
 
 from fastapi import Request
-from starlette.datastructures import UploadFile
 
 from lospmm.artifact.artifact import Artifact
 from lospmm_server import queries, queue
+from lospmm_server.models import submit_model
 from lospmm_server.queries import JobRow, LayerState
-from lospmm_server.schemas import PAGE, KernelQuery
+from lospmm_server.schemas import PAGE, KernelQuery, ModelQuery
 from lospmm_server.service import Service
 from lospmm_server.uploads import Received, read_request
 from lospmm_server.views import JobListPage, JobPage, LayerPage
@@ -33,14 +33,22 @@ class ServiceView:
         """Return a finished kernel."""
         return (await self._service.kernel(digest)).artifact
 
-    async def submit(self, request: Request, upload: UploadFile, query: KernelQuery) -> str:
+    async def submit(self, request: Request, files: Received, query: KernelQuery) -> str:
         """Have a matrix tuned; return the id of the job."""
         service, key = self._service, request.state.key
-        order = await service.take(lambda: service.order(read_request(Received([upload]), query), key))
+        order = await service.take(lambda: service.order(read_request(files, query), key))
         service.metrics.artifact_requested(hit=order.is_kept)
         if not order.is_kept:
             await service.ask(queue.submit, service.database, order, key)
         return order.digest
+
+    async def submit_model(self, request: Request, files: Received, query: ModelQuery) -> str:
+        """Have a model tuned; return the id of the job."""
+        return (await submit_model(self._service, files, query, request.state.key)).id
+
+    async def cancel(self, job: str) -> None:
+        """Cancel a job."""
+        await self._service.ask(queue.cancel, self._service.database, job)
 
 
 def _job(job: JobRow) -> JobPage:

@@ -6,10 +6,10 @@ from datetime import datetime
 from typing import Literal, Protocol
 
 from fastapi import Request
-from starlette.datastructures import UploadFile
 
 from lospmm.artifact.artifact import Artifact
-from lospmm_server.schemas import KernelQuery, Problem
+from lospmm_server.schemas import KernelQuery, ModelQuery, Problem
+from lospmm_server.uploads import Received
 
 PENDING = ("queued", "running")
 STATES = (*PENDING, "succeeded", "partial", "failed", "cancelled")
@@ -97,5 +97,11 @@ class View(Protocol):
     async def kernel(self, digest: str) -> Artifact:
         """Return a finished kernel."""
 
-    async def submit(self, request: Request, upload: UploadFile, query: KernelQuery) -> str:
+    async def submit(self, request: Request, files: Received, query: KernelQuery) -> str:
         """Have a matrix tuned, as POST /v1/kernels does; return the id of the job."""
+
+    async def submit_model(self, request: Request, files: Received, query: ModelQuery) -> str:
+        """Have a model tuned, as POST /v1/models does; return the id of the job."""
+
+    async def cancel(self, job: str) -> None:
+        """Cancel a job, as DELETE /v1/jobs/{id} does."""

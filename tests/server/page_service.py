@@ -16,7 +16,6 @@ import uvicorn
 from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import StreamingResponse
-from starlette.datastructures import UploadFile
 
 from lospmm.artifact import artifact
 from lospmm.artifact.artifact import SPACE_FILE, Artifact
@@ -32,7 +31,8 @@ from lospmm.tuning.request import Request as TuningRequest
 from lospmm_server import schemas
 from lospmm_server.origin import refuse_foreign_pages
 from lospmm_server.pages import Pages, error_handler, pages_router
-from lospmm_server.schemas import KernelQuery
+from lospmm_server.schemas import KernelQuery, ModelQuery
+from lospmm_server.uploads import Received
 from lospmm_server.views import JobListPage, JobPage, LayerPage
 
 NOON = datetime(2026, 1, 2, 12, 0, 0, tzinfo=UTC)
@@ -115,8 +115,15 @@ class FakeView:
             raise HTTPException(404, f"{digest}: no kernel of this digest")
         return self.kernels[digest]
 
-    async def submit(self, request: Request, upload: UploadFile, query: KernelQuery) -> str:  # noqa: ARG002
+    async def submit_model(self, request: Request, files: Received, query: ModelQuery) -> str:  # noqa: ARG002
+        raise AssertionError("the real service has tests of it")
+
+    async def cancel(self, job: str) -> None:
+        self.change(job, is_cancelling=True)
+
+    async def submit(self, request: Request, files: Received, query: KernelQuery) -> str:  # noqa: ARG002
         self._fail()
+        upload = files.matrices[0]
         content = await upload.read()
         digest = digest_of(f"{content!r}{query}")
         self.submitted.append((upload.filename or "", content, query))

@@ -18,6 +18,7 @@ from starlette.testclient import TestClient
 from lospmm.artifact.artifact import Artifact
 from lospmm.errors import BadMatrix, ToolchainFault
 from lospmm.problem.device import DEVICES
+from lospmm.problem.dtype import DTYPES
 from lospmm.store import Store
 from lospmm.toolchain.discover import Toolkit
 from lospmm_server import uploads
@@ -142,9 +143,9 @@ def test_a_failed_job_says_why_without_trusting_the_words(client: TestClient) ->
 
 def test_the_form_posts_a_matrix_and_leads_to_its_job(client: TestClient, view: FakeView) -> None:
     form = page(client, "/")
-    assert {field.get("name") for field in (*form.all("input"), *form.all("select"))} == {"matrix", "n", "device"}
-    labels = {label["for"] for label in form.all("label")}
-    assert labels == {"matrix", "n", "device"}
+    fields = [*form.all("input"), *form.all("select")]
+    assert {field.get("name") for field in fields} == {"matrix", "tensor", "n", "device", "dtype", "layers"}
+    assert sorted(label["for"] or "" for label in form.all("label")) == sorted(field["id"] or "" for field in fields)
     files = {"matrix": ("W.npy", b"a matrix")}
     response = client.post("/jobs", files=files, data={"n": "64", "device": "h200"}, follow_redirects=False)
     assert response.status_code == 303
@@ -153,18 +154,22 @@ def test_the_form_posts_a_matrix_and_leads_to_its_job(client: TestClient, view: 
     assert "Queued." in page(client, response.headers["location"]).text
 
 
+def offered_in(found: Page) -> list[str]:
+    return [option["value"] or "" for option in found.all("option")]
+
+
 def test_the_form_offers_what_the_toolkit_compiles_for(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     def offered() -> list[str]:
-        return [option["value"] for option in page(client, "/").all("option")]
+        return [name for name in offered_in(page(client, "/")) if name not in DTYPES]
 
     def none_found() -> None:
         raise ToolchainFault("no CUDA toolkit")
 
     monkeypatch.setattr(uploads, "settings", lambda: SimpleNamespace(worker_gpu=NO_GPU))
     monkeypatch.setattr(uploads, "find_toolkit", lambda: replace(TOOLKIT, archs=TOOLKIT.archs - {"sm_70"}))
-    assert offered() == [name for name in DEVICES if name != "v100"]
+    assert offered() == 2 * [name for name in DEVICES if name != "v100"]
     monkeypatch.setattr(uploads, "find_toolkit", none_found)
-    assert offered() == [*DEVICES], "whoever posts is told"
+    assert offered() == 2 * [*DEVICES], "whoever posts is told"
 
 
 @pytest.mark.parametrize(
@@ -178,9 +183,9 @@ def test_the_form_offers_the_gpu_of_the_service_where_there_is_one(
     monkeypatch.setattr(uploads, "find_toolkit", lambda: TOOLKIT)
     monkeypatch.setattr(uploads, "settings", lambda: SimpleNamespace(worker_gpu=gpu))
     monkeypatch.setattr(uploads, "own_gpu", lambda: None)
-    options = page(client, "/").all("option")
-    assert [option["value"] for option in options] == offered
-    assert [option["value"] for option in options if "selected" in option] == selected
+    found = page(client, "/")
+    assert offered_in(found) == 2 * [*offered, *DTYPES], "a matrix and a model"
+    assert [option["value"] for option in found.all("option") if "selected" in option] == 2 * selected
 
 
 @pytest.mark.parametrize(
@@ -190,8 +195,8 @@ def test_the_form_offers_the_gpu_of_the_service_where_there_is_one(
         ({}, {"matrix": b"x"}, 422, "n: Field required"),
         ({"n": "0"}, {"matrix": b"x"}, 422, "n: Input should be greater than or equal to 1"),
         ({"n": "1", "more": "1"}, {"matrix": b"x"}, 422, "more: Extra inputs are not permitted"),
-        ({"n": "1", "a": "1", "b": "2"}, {"matrix": b"x"}, 400, "Too many fields"),
-        ({"n": "1"}, {"other": b"x"}, 400, "no matrix file was chosen"),
+        ({"n": "1", **dict.fromkeys("abcd", "1")}, {"matrix": b"x"}, 400, "Too many fields"),
+        ({"n": "1"}, {"other": b"x"}, 400, "no file was chosen"),
         ({"n": "1"}, {"matrix": b"x", "other": b"x"}, 400, "Too many files"),
     ],
 )

@@ -232,11 +232,9 @@ def test_a_matrix_is_posted_with_keys_alone(page: Page, view: FakeView, tmp_path
     page.goto("/")
     page.get_by_label("Pruned weight matrix").set_input_files(matrix)
     page.get_by_label("Pruned weight matrix").focus()
-    page.keyboard.press("Tab")
-    page.keyboard.type("64")
-    page.keyboard.press("Tab")
-    page.keyboard.type("H200")
-    page.keyboard.press("Tab")
+    for text in ("", "64", "H200", "float16", ""):  # tensor, columns, device, type, button
+        page.keyboard.press("Tab")
+        page.keyboard.type(text)
     page.keyboard.press("Enter")
     expect(page.get_by_role("status")).to_have_text("Queued.")
     [(name, content, query)] = view.submitted

@@ -1,13 +1,15 @@
 """The pages on the real service: what a form posts is tuned, and what workers write down is shown."""
 
 import numpy as np
+from safetensors.numpy import save as save_tensors
 from starlette.testclient import TestClient
 
 from tests.fixtures.files import saved
 from tests.server.conftest import npy_file, weights
 from tests.server.page_reader import BROWSER, page
 
-FORM = {"n": "64", "device": "h200"}
+DEVICE = {"device": "h200"}
+FORM = {"n": "64", **DEVICE}
 
 
 def post(client: TestClient, content: bytes, status: int = 303) -> str:
@@ -60,3 +62,36 @@ def test_what_only_begins_as_an_id_is_none(idle_client: TestClient) -> None:
 def test_a_damaged_matrix_is_refused_with_a_page(client: TestClient) -> None:
     response = client.post("/jobs", files={"matrix": ("W.npy", b"\x93NUMPY")}, data=FORM, headers=BROWSER)
     assert (response.status_code, "The matrix file cannot be used" in response.text) == (422, True)
+
+
+def test_a_model_with_a_layer_table_is_posted(client: TestClient) -> None:
+    """As POST /v1/models takes it; without a table one N is for all layers."""
+    client.headers.update(BROWSER)
+    tensors = {"a.weight": weights(1), "b.weight": weights(2)}
+    table = b'[layers."a.weight"]\nn = 24\n\n[layers."b.weight"]\nskip = "stays dense"'
+    files = {"matrix": ("two.safetensors", save_tensors(tensors)), "layers": ("layers.toml", table)}
+    answer = client.post("/models", files=files, data={"n": "", **DEVICE}, follow_redirects=False)
+    assert answer.status_code == 303, answer.text
+    path = answer.headers["location"]
+    assert client.get(f"/v1{path}", params={"wait": 60}).json()["state"] == "succeeded"
+    text = page(client, path).text
+    assert "Model two" in text and "stays dense" in text and "skipped" in text
+    files["layers"] = ("", b"")  # as a browser posts a field without a file
+    answer = client.post("/models", files=files, data={"n": "8", "dtype": "float16", **DEVICE}, follow_redirects=False)
+    assert answer.status_code == 303, answer.text
+    assert [layer["skipped"] for layer in client.get(f"/v1{answer.headers['location']}").json()["layers"]] == [None] * 2
+    refused = client.post("/models", files=files, data={"n": "", **DEVICE})
+    assert refused.status_code == 400 and "give n, conv or a layer table" in refused.text
+
+
+def test_a_tensor_and_a_type_are_chosen_and_a_job_is_cancelled(idle_client: TestClient) -> None:
+    idle_client.headers.update(BROWSER)
+    files = {"matrix": ("two.safetensors", save_tensors({"a": weights(1), "b": weights(2)}))}
+    form = {**FORM, "dtype": "float16", "tensor": "b"}
+    path = idle_client.post("/jobs", files=files, data=form, follow_redirects=False).headers["location"]
+    found = page(idle_client, path)
+    assert "Queued." in found.text and f"{path}/cancel" in [one.get("action") for one in found.all("form")]
+    cancelled = idle_client.post(f"{path}/cancel", follow_redirects=False)
+    assert (cancelled.status_code, cancelled.headers["location"]) == (303, path)
+    assert "Cancelled." in page(idle_client, path).text
+    assert not page(idle_client, path).all("form")
