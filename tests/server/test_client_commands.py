@@ -236,7 +236,7 @@ def test_a_model_whose_service_is_killed_meanwhile(
         wait_until(lambda: any(line.startswith(f"waiting for {address}: ") for line in lines))
         slow_toolkit.gate.touch()
         with served(port):
-            assert client.wait(120) == 2
+            assert client.wait(120) == 6
         reader.join()
         assert [line.split()[0] for line in client.stdout.read().splitlines()] == [
             "layer",
