@@ -35,6 +35,9 @@ CLUSTERS = (1, 2, 4, 8)
 STAGES = (2, 3, 4)
 COLS = (8, 16, 32, 64)
 
+#: The most columns of B with which A's columns are paired: with more, looking up rows of B takes longer than it saves.
+MAX_PAIRED_COLS = 16
+
 #: The most columns of B whose rows are copied unchanged.
 MAX_WHOLE_COLS = 16
 
@@ -137,6 +140,11 @@ def vector(problem: Problem) -> int:
     return int(np.gcd(8, problem.n))
 
 
+def is_paired(plan: BitmapPlan) -> bool:
+    """Return whether columns of A have changed places."""
+    return plan.cols <= MAX_PAIRED_COLS
+
+
 def has_bulk_copies(problem: Problem) -> bool:
     """Return whether the GPU has bulk copies (sm_90 and later)."""
     return problem.device.arch_number >= 90
@@ -226,7 +234,8 @@ def forecast(problem: Problem, plans: Sequence[BitmapPlan]) -> NDArray[np.float6
     """Predict microseconds of each plan on the busiest SM: reading A, rereading B, making fragments."""
     shapes = {(plan.tiles, plan.depth) for plan in plans}
     held = counts(problem.matrix)
-    shares = {shape: share_of_pairs(problem.matrix, *shape) for shape in shapes}
+    is_alike = is_paired(plans[0])  # all have the same columns
+    shares = {shape: share_of_pairs(problem.matrix, *shape) if is_alike else 1.0 for shape in shapes}
     largest = {shape: piece_bytes(held, *shape, share) for shape, share in shares.items()}
     pairs = {shape: share * int(held.sum()) for shape, share in shares.items()}
     of_plans = [(plan, (plan.tiles, plan.depth)) for plan in plans]
@@ -239,7 +248,7 @@ def _micros(problem: Problem, plan: BitmapPlan, largest_piece: int, pairs: float
     blocks = across * plan.cluster * tall
     pieces = ceil_div(matrix.k, plan.depth)
     cells = tall * plan.block_rows * pieces * plan.depth
-    a_bytes = pairs * 4 + cells / 16 + cells / (2 * plan.tiles * TILE_ROWS)
+    a_bytes = pairs * 4 + cells / 16 + (cells / (2 * plan.tiles * TILE_ROWS) if is_paired(plan) else 0)
     b_bytes = tall * plan.rows * pieces * plan.depth * min(n, plan.cols) * 2
     shared = shared_bytes(plan, problem, largest_piece) + device.reserved_shared_bytes
     registers = registers_allowed(plan, problem) * WARP * plan.warps
@@ -281,6 +290,7 @@ def pack_plan(problem: Problem, plan: BitmapPlan) -> PackedKernel:
         "PARTS": plan.parts,
         "COLS": plan.cols,
         "STAGES": plan.stages,
+        "PAIRED": int(is_paired(plan)),
         "PIECE_BYTES": largest,
         "FIRST_ARRAY": 2 * PLACES * 8,
         "VECTOR": vector(problem),
@@ -305,29 +315,33 @@ def pack_pieces(problem: Problem, plan: BitmapPlan) -> tuple[NDArray[np.uint32],
 
     Pieces are in the order of rows and then columns. A bit is that of two columns; a word has four bits of eight
     lanes each, a lane's part of a product: rows r and r + 8 of lane 4 r + t, columns 2 t and 2 t + 8, two of each.
-    A byte for each odd column says which column of the piece is there.
+    If paired, a byte for each odd column says which column of the piece is there.
     """
     matrix, dtype, pieces = problem.matrix, problem.dtype, ceil_div(problem.matrix.k, plan.depth)
     tall = ceil_div(matrix.m, plan.block_rows) * plan.block_rows
-    order = odd_columns(matrix, plan.tiles, plan.depth)
+    order = odd_columns(matrix, plan.tiles, plan.depth) if is_paired(plan) else None
     parts, sizes = [], []
     for row, rows in _batches(tall, pieces, plan.tiles, plan.depth):
         values = dtype.to_storage(dtype.rounded(matrix.data[_nonzeros(matrix, row, rows)])).view(np.uint16)
         cells = _cells(matrix, row, rows, values * (values != 0x8000), plan.tiles, plan.depth)
-        first = row // (plan.tiles * TILE_ROWS)
-        own = np.resize(np.arange(1, plan.depth, 2, dtype=np.uint8), (len(cells), pieces, plan.depth // 2))
-        own[: len(order) - first] = order[first : first + len(cells)]  # blocks may end behind A
-        pairs = _in_order(cells, own, plan)
+        heads: tuple[NDArray[np.uint32], ...] = ()
+        if order is not None:
+            first = row // (plan.tiles * TILE_ROWS)
+            own = np.resize(np.arange(1, plan.depth, 2, dtype=np.uint8), (len(cells), pieces, plan.depth // 2))
+            if first < len(order):  # blocks may end behind A
+                own[: len(order) - first] = order[first : first + len(cells)]
+            cells[..., 1::2] = np.take_along_axis(cells, own[:, np.newaxis], axis=3)
+            heads = (own.reshape(len(cells) * pieces, -1).view("<u4"),)
+        pairs = _in_order(cells, plan)
         held = pairs != 0
-        bits = np.packbits(held, axis=1, bitorder="little").view("<u4")
-        heads = np.concatenate([bits, own.reshape(len(pairs), -1).view("<u4")], axis=1)
+        head = np.concatenate([np.packbits(held, axis=1, bitorder="little").view("<u4"), *heads], axis=1)
         lengths = held.sum(axis=1)
-        words = -(-(heads.shape[1] + lengths) // 4) * 4
+        words = -(-(head.shape[1] + lengths) // 4) * 4
         begins = np.cumsum(words) - words
         found = np.zeros(int(words.sum()), dtype=np.uint32)
-        found[begins[:, np.newaxis] + np.arange(heads.shape[1])] = heads
+        found[begins[:, np.newaxis] + np.arange(head.shape[1])] = head
         within = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        found[np.repeat(begins + heads.shape[1], lengths) + within] = pairs[held]
+        found[np.repeat(begins + head.shape[1], lengths) + within] = pairs[held]
         parts.append(found)
         sizes.append(words // 4)
     starts = np.zeros(tall // (plan.tiles * TILE_ROWS) * pieces + 1, dtype=np.uint32)
@@ -354,9 +368,8 @@ def _laid_out(
     return firsts, np.append(0, np.cumsum(sizes)).astype(np.uint32), np.concatenate(others)
 
 
-def _in_order(cells: NDArray[np.uint16], order: NDArray[np.uint8], plan: BitmapPlan) -> NDArray[np.uint32]:
-    """Return two values a number, their columns at their places; each line is a piece. Changes ``cells``."""
-    cells[..., 1::2] = np.take_along_axis(cells, order[:, np.newaxis], axis=3)
+def _in_order(cells: NDArray[np.uint16], plan: BitmapPlan) -> NDArray[np.uint32]:
+    """Return two values a number, in the order of ``pack_pieces``; each line is a piece."""
     # (group, tile, half of the rows, row, piece, unit, step, half of the columns, lane of four)
     sides = (-1, plan.tiles, 2, 8, cells.shape[2], plan.depth // UNIT, UNIT // STEP, 2, 4)
     in_order = cells.view("<u4").reshape(sides).transpose(0, 4, 5, 1, 6, 3, 8, 7, 2)

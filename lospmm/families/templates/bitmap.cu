@@ -5,8 +5,8 @@
 // A warp has TILES x 16 rows of A and COLS columns of C, and walks every so-many-th piece of its rows, DEPTH columns of A
 // wide: their bits, and their values in the order of the bits. It copies pieces, and the rows of B that belong to them,
 // to a ring of its own, STAGES of them, so that it waits for nobody. The fragment of a lane is a run of 4 bits; where
-// the values of a run begin is a count of the bits before it. Odd columns of a piece have changed places, so that fewer
-// pairs have a nonzero; a byte for each says which column is there, and the rows of B are read in that order. PARTS warps
+// the values of a run begin is a count of the bits before it. If PAIRED, odd columns of a piece have changed places, so that
+// fewer pairs have a nonzero; a byte for each says which column is there, and the rows of B are read in that order. PARTS warps
 // of each of the LOSPMM_CLUSTER blocks that share rows add up what they have, in a fixed order.
 //
 // A load that has to wait for another costs a short kernel a part of its time, so the first piece of each warp lies where no
@@ -19,7 +19,7 @@ constexpr int PIECES = (K + DEPTH - 1) / DEPTH;  // of a row of tiles
 constexpr int THREADS = 32 * ROWS * PARTS;
 constexpr int UNITS = TILES * DEPTH / 64;  // of 16 rows x 64 columns, of a piece
 constexpr int WORDS = UNITS * 16;          // of bits, of a piece: those of eight lanes each
-constexpr int ORDER_BYTES = DEPTH / 2;     // of a piece, behind its bits: the columns at odd places
+constexpr int ORDER_BYTES = PAIRED ? DEPTH / 2 : 0;  // of a piece, behind its bits: the columns at odd places
 constexpr int CHUNKS = COLS / 8;  // 16 bytes of a row of B
 constexpr bool STAGED = VECTOR > 1;
 constexpr int B_BYTES = STAGED ? DEPTH * COLS * 2 : 0;
@@ -111,7 +111,9 @@ struct Short {
 };
 
 // Which row of B belongs to column ``at`` of a piece: another one with the same remainder of 8, thus in the same banks.
-LOSPMM_INLINE int row_of(const unsigned char *order, int at) { return at % 2 ? order[at / 2] : at; }
+LOSPMM_INLINE int row_of(const unsigned char *order, int at) {
+  return PAIRED && at % 2 ? order[at / 2] : at;
+}
 
 // Straight from where it lies, where two elements beside each other are in no order that copies could keep; ``b`` is the
 // piece's first row in this lane's first column, of which ``rows`` are left.
