@@ -47,7 +47,7 @@ from lospmm.matrix.layers import REPORT_FILE, open_model
 from lospmm.matrix.readers import VECTOR
 from lospmm.model.batch import tune_here
 from lospmm.model.folder import Batch, ModelFolder, alone_in
-from lospmm.model.layer_table import ANY, LayerSpec, LayerTable, read_table
+from lospmm.model.layer_table import ANY, LayerSpec, LayerTable, keys_given, read_table
 from lospmm.model.report import LayerReport, table
 from lospmm.progress import reported
 from lospmm.stages import Progress
@@ -102,9 +102,11 @@ def tune_model(
         cache=cache,
     )
     own = {"n": n, "conv": conv, "transpose": transpose, "bias": biases, "relu": relu, "residual": residual}
-    table = _table(layers, {name: value for name, value in own.items() if value is not None and value is not False})
+    table = _table(layers, own)
     batch = Batch(open_model(model, seed=seed), table, device, options, seed)
     table.check_used(batch.model.names)
+    if set(batch.model.names) <= batch.skipped.keys():
+        raise BadRequest(f"no layer is asked for: {(name := batch.model.names[0])}: {batch.skipped[name]}")
     if biases:
         batch.model.check_biases()
     with alone_in(out):
@@ -127,8 +129,9 @@ def _table(path: Path | None, own: Mapping[str, Any]) -> LayerTable:
     """Return the table in a file, or that of the options of all layers. Raises BadRequest."""
     if path is None:
         return LayerTable({ANY: LayerSpec(**own)})
-    if own:
-        raise BadRequest(f"--layers gives these of each layer: leave out {', '.join(f'--{name}' for name in own)}")
+    if given := keys_given(own):
+        flags = ", ".join(f"--{'biases' if key == 'bias' else key}" for key in given)
+        raise BadRequest(f"--layers gives these of each layer: leave out {flags}")
     return read_table(path)
 
 

@@ -167,6 +167,11 @@ class LayerTable:
         return json.dumps({"layers": {name: row.given for name, row in self.rows.items()}})
 
 
+def keys_given(own: Mapping[str, Any]) -> list[str]:
+    """Return the keys of a row, ``own``, that are not as by default."""
+    return [key for key in LayerSpec(**own, skip="").given if key != "skip"]
+
+
 def read_table(path: Path) -> LayerTable:
     """Read a layer table from a ``.toml`` or ``.json``. Raises BadRequest."""
     try:

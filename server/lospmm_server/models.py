@@ -17,7 +17,7 @@ from lospmm.errors import BadMatrix, BadRequest, printable
 from lospmm.matrix import readers
 from lospmm.matrix.mapped import Content, content_of
 from lospmm.matrix.readers import MatrixFile
-from lospmm.model.layer_table import ANY, LayerSpec, LayerTable, parse_table
+from lospmm.model.layer_table import ANY, LayerSpec, LayerTable, keys_given, parse_table
 from lospmm.problem.device import DeviceSpec
 from lospmm.problem.epilogue import check_rows, epilogue_of
 from lospmm.settings import settings
@@ -139,12 +139,11 @@ def _table(upload: UploadFile | None, query: ModelQuery) -> LayerTable:
         "relu": query.relu,
         "residual": query.residual,
     }
-    given = {name: value for name, value in own.items() if value is not None and value is not False}
     if upload is None and query.n is None and query.conv is None:
         raise BadRequest("n is missing: give n, conv or a layer table")
     if upload is None:
-        table = LayerTable({ANY: LayerSpec(**given)})
-    elif given:
+        table = LayerTable({ANY: LayerSpec(**own)})
+    elif given := keys_given(own):
         raise BadRequest(f"{TABLE_FIELD} says these of each layer: leave out {', '.join(given)}")
     else:
         table = parse_table(bytes(content_of(upload.file)), printable(upload.filename or TABLE_FIELD)[:80])
