@@ -234,8 +234,8 @@ def forecast(problem: Problem, plans: Sequence[BitmapPlan]) -> NDArray[np.float6
     """Predict microseconds of each plan on the busiest SM: reading A, rereading B, making fragments."""
     shapes = {(plan.tiles, plan.depth) for plan in plans}
     held = counts(problem.matrix)
-    is_alike = is_paired(plans[0])  # all have the same columns
-    shares = {shape: share_of_pairs(problem.matrix, *shape) if is_alike else 1.0 for shape in shapes}
+    # All plans have the same columns.
+    shares = {shape: share_of_pairs(problem.matrix, *shape) if is_paired(plans[0]) else 1.0 for shape in shapes}
     largest = {shape: piece_bytes(held, *shape, share) for shape, share in shares.items()}
     pairs = {shape: share * int(held.sum()) for shape, share in shares.items()}
     of_plans = [(plan, (plan.tiles, plan.depth)) for plan in plans]

@@ -66,10 +66,8 @@ def read_model(files: Received, query: ModelQuery, order: Callable[[Request], Ke
     Raises BadMatrix if no layer can be read; BadRequest and Unsupported for the rest of the request, such as biases
     when no layer has one.
     """
-    wanted, biases = (
-        _Wanted(_table(files.table, query), device_of(query), options_of(query), query.seed),
-        _by_layer(files),
-    )
+    wanted = _Wanted(_table(files.table, query), device_of(query), options_of(query), query.seed)
+    biases = _by_layer(files)
     layers: list[Layer] = []
     first: BadRequest | None = None
     lacks_biases = query.biases and not biases
