@@ -202,14 +202,13 @@ def _chosen(manifest: Mapping[str, Any]) -> str:
     others = {one["name"]: one["forecast_micros"] for one in search["families"] if one["name"] not in (own, DENSE)}
     others = {name: micros for name, micros in others.items() if micros is not None}
     nearest = sorted(others, key=others.__getitem__)[:SHOWN_OTHERS]
-    text = ", ".join(f"{name} {others[name]:.1f}" for name in nearest)
+    forecasts = [f"{own} {search['estimated_micros']:.1f} us", *(f"{name} {others[name]:.1f}" for name in nearest)]
     if (dense := search["dense_forecast_micros"]) is not None:
         least = "" if is_learned(manifest["device"]) else "at least "
-        text += f"{', ' if text else ''}cuBLAS {least}{dense:.1f}"
+        forecasts.append(f"cuBLAS {least}{dense:.1f}")
     is_near = own == UNROLLED and min(others.values(), default=math.inf) < search["estimated_micros"]
     why = f"; another wins only below {SURE:.0%} of unrolled" if is_near else ""
-    found = f"{own} {search['estimated_micros']:.1f} us{f', {text}' if text else ''}"
-    return f"{search['chosen_by']}: {found} by forecast{why}; not measured"
+    return f"{search['chosen_by']}: {', '.join(forecasts)} by forecast{why}; not measured"
 
 
 def _clocks(found: Comparison) -> str:

@@ -105,8 +105,10 @@ def tune_model(
     table = _table(layers, own)
     batch = Batch(open_model(model, seed=seed), table, device, options, seed)
     table.check_used(batch.model.names)
-    if set(batch.model.names) <= batch.skipped.keys():
-        raise BadRequest(f"no layer is asked for: {(name := batch.model.names[0])}: {batch.skipped[name]}")
+    skipped = table.skipped(batch.model.names)
+    if len(skipped) == len(batch.model.names):
+        first, reason = next(iter(skipped.items()))
+        raise BadRequest(f"no layer is asked for: {first}: {reason}")
     if biases:
         batch.model.check_biases()
     with alone_in(out):

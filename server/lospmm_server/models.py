@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import PurePosixPath
-from typing import Any
 
 from starlette.datastructures import UploadFile
 
@@ -38,6 +37,7 @@ from lospmm_server.uploads import (
     check_n,
     device_of,
     options_of,
+    row_keys,
 )
 
 #: The most characters of a model's name and of a weight's in the tables.
@@ -129,14 +129,7 @@ def _by_layer(files: Received) -> dict[str, UploadFile]:
 
 def _table(upload: UploadFile | None, query: ModelQuery) -> LayerTable:
     """Return the layer table that was posted, or that of a query for all layers. Raises BadRequest."""
-    own: dict[str, Any] = {
-        "n": query.n,
-        "conv": query.conv,
-        "transpose": query.transpose,
-        "bias": query.biases,
-        "relu": query.relu,
-        "residual": query.residual,
-    }
+    own = row_keys(query) | {"bias": query.biases}
     if upload is None and query.n is None and query.conv is None:
         raise BadRequest("n is missing: give n, conv or a layer table")
     if upload is None:

@@ -12,7 +12,8 @@ import logging
 import tempfile
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from fastapi import HTTPException, Request
@@ -23,11 +24,9 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from lospmm.errors import BadRequest, BadSettings, LospmmError
 from lospmm.gpu.detect import detect_device, own_gpu
 from lospmm.matrix.mapped import content_of
-from lospmm.matrix.readers import MatrixFile, bias_in, read_bytes
-from lospmm.problem.convolution import Convolution, parse_convolution
+from lospmm.matrix.readers import bias_in, read_bytes
+from lospmm.model.layer_table import LayerSpec
 from lospmm.problem.device import DEVICES, USUAL_DEVICE, DeviceSpec
-from lospmm.problem.epilogue import Epilogue, epilogue_of
-from lospmm.problem.problem import Problem, columns_of
 from lospmm.settings import settings
 from lospmm.toolchain.discover import find_toolkit, has_arch
 from lospmm.tuning.options import Options
@@ -80,12 +79,13 @@ def received(request: Request, *, files: int = 1) -> AbstractAsyncContextManager
 
 def read_request(files: Received, query: KernelQuery) -> TuningRequest:
     """Return the request of one matrix. Raises BadMatrix, BadRequest and Unsupported."""
-    wanted = wanted_of(query)
-    if files.biases:
-        wanted = wanted.with_bias(bias_of(files.biases[0]))
+    row = LayerSpec(**row_keys(query))
+    check_n(row.columns)
+    device, options = device_of(query), options_of(query)
+    bias = bias_of(files.biases[0]) if files.biases else None
     upload = files.matrices[0]
     file = read_bytes(content_of(upload.file), upload.filename or FIELD, tensor=query.tensor, seed=query.seed)
-    return wanted.request(file.transposed() if query.transpose else file)
+    return row.request(file, bias, device, options, query.seed).settled(settings().worker_gpu)
 
 
 def bias_of(upload: UploadFile) -> NDArray[np.floating]:
@@ -93,33 +93,9 @@ def bias_of(upload: UploadFile) -> NDArray[np.floating]:
     return bias_in(content_of(upload.file), upload.filename or BIAS_FIELD)
 
 
-@dataclass(frozen=True, slots=True)
-class WantedKernel:
-    """A request without its matrix."""
-
-    n: int
-    convolution: Convolution | None
-    epilogue: Epilogue
-    device: DeviceSpec
-    options: Options
-    seed: int
-
-    def with_bias(self, bias: NDArray[np.floating]) -> "WantedKernel":
-        """Return the request with a bias. Raises BadRequest unless it is a row of finite numbers."""
-        return replace(self, epilogue=epilogue_of(bias, relu=self.epilogue.relu, residual=self.epilogue.residual))
-
-    def request(self, file: MatrixFile) -> TuningRequest:
-        """Return the request for workers, with defaults resolved. Raises BadRequest, also for a missing GPU."""
-        problem = Problem(file.matrix, self.n, self.device, self.convolution, self.epilogue)
-        return TuningRequest(problem, self.options, file.values, self.seed).settled(settings().worker_gpu)
-
-
-def wanted_of(query: TuningQuery) -> WantedKernel:
-    """Return the request of a query. Raises BadRequest and Unsupported."""
-    convolution = None if query.conv is None else parse_convolution(query.conv)
-    check_n(n := columns_of(query.n, convolution))
-    epilogue = Epilogue(None, query.relu, query.residual)
-    return WantedKernel(n, convolution, epilogue, device_of(query), options_of(query), query.seed)
+def row_keys(query: TuningQuery) -> dict[str, Any]:
+    """Return the keys of a layer's row that a query has, as by default where it does not say."""
+    return {key: getattr(query, key) for key in ("n", "conv", "transpose", "relu", "residual")}
 
 
 def check_n(n: int) -> None:

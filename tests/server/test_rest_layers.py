@@ -51,6 +51,7 @@ def test_a_layer(shared: TestClient) -> None:
         ("conv=2x3", None, 400, "conv '2x3': write batch x channels x height x width"),
         ("conv=1x1x4x4,2x2", None, 400, "the weights have 12 columns, and the convolution"),
         ("conv=1x1x2x2,3x3", None, 400, "does not fit into 2 x 2"),
+        ("conv=1x1x4x4,2x2&transpose=true", None, 400, "transpose goes with n alone"),
         ("n=8&relu=perhaps", None, 422, "query relu"),
         ("n=8&relus=true", None, 422, "query relus"),
         ("n=8", b"no array", 400, "give a .npy with a number for each row"),
