@@ -309,6 +309,19 @@ void lospmm_bulk_copy(void *shared, const void *global, unsigned bytes, unsigned
   bulk.copies.push_back({shared, global, bytes});
   bulk.started += bytes;
 }
+// In 16 bytes, as rows of 128 bytes whose pieces change places by the row.
+void lospmm::box_copy(void *shared, const Map &map, int row, int column, unsigned long long *barrier) {
+  if (reinterpret_cast<std::uintptr_t>(shared) % 1024) fault("a box that does not begin at a multiple of 1024 bytes");
+  Bulk &bulk = bulk_of(barrier);
+  for (int line = 0; line < map.box_rows; ++line)
+    for (int piece = 0; piece < 8; ++piece) {
+      const long long at = row + line, from = column + piece * 8;
+      const auto *source = static_cast<const unsigned char *>(map.matrix) + (at * map.columns + from) * 2;
+      unsigned char *const to = static_cast<unsigned char *>(shared) + line * 128 + (piece ^ line % 8) * 16;
+      bulk.copies.push_back({to, at < map.rows && from < map.columns ? source : nullptr, 16});
+      bulk.started += 16;
+    }
+}
 void lospmm_arrive_with_copies(unsigned long long *barrier) {
   lospmm::Bulk &bulk = lospmm::bulk_of(barrier);
   std::vector<lospmm::Copy> &own = lospmm::fibers[lospmm::running].open;

@@ -60,6 +60,14 @@ const void *of_block(const void *mine, unsigned rank);
 
 // From null: zeros.
 void copy(void *shared, const void *global, std::size_t bytes);
+
+// What boxes are copied from: rows of elements of 16 bits.
+struct Map {
+  const void *matrix;
+  long long rows, columns;
+  int box_rows;
+};
+void box_copy(void *shared, const Map &map, int row, int column, unsigned long long *barrier);
 void wait_for_copies(unsigned pending);
 
 template <typename... Values>
@@ -314,7 +322,7 @@ static void wgmma_half(float (&d)[sums], const unsigned (&a)[4], const float *we
   }
 }
 
-// The same with two of four columns, of B as wgmma_sparse.cuh says where it lies.
+// The same with two of four columns, of B as wgmma_columns.cuh says where it lies.
 template <typename Convert>
 static void wgmma_sparse(float (&d)[32], const unsigned (&a)[4], const unsigned char *columns, unsigned places,
                          unsigned selector, Convert convert) {
@@ -346,6 +354,31 @@ static void wgmma_sparse(float (&d)[32], const unsigned (&a)[4], const unsigned 
   }
 }
 
+// The same with all columns of A, 16 of them.
+template <int parts, typename Convert>
+static void wgmma_columns(float (&d)[parts][32], const unsigned (&a)[4], const unsigned char *columns, Convert convert) {
+  const auto lanes = exchange(a[0], a[1], a[2], a[3]);
+  const unsigned lane = threadIdx.x % WARP, group = lane / 4;
+  double of_a[2][16];
+  for (unsigned upper = 0; upper < 2; ++upper)
+    for (unsigned k = 0; k < 16; ++k)
+      of_a[upper][k] = static_cast<double>(convert(part_of(lanes[group * 4 + k % 8 / 2][k / 8 * 2 + upper], k % 2)));
+  for (unsigned eight = 0; eight < 8 * parts; ++eight) {  // columns, of which a lane has two
+    double sums[2][2] = {};
+    for (unsigned k = 0; k < 16; ++k) {
+      lospmm_u16 of_b[2];
+      std::memcpy(of_b, columns + eight / 8 * 8192 + k * 128 + (eight % 8 ^ k % 8) * 16 + lane % 4 * 4, 4);
+      for (unsigned upper = 0; upper < 2; ++upper)
+        for (unsigned of = 0; of < 2; ++of) sums[upper][of] += of_a[upper][k] * static_cast<double>(convert(of_b[of]));
+    }
+    for (unsigned upper = 0; upper < 2; ++upper)
+      for (unsigned of = 0; of < 2; ++of) {
+        float &sum = d[eight / 8][eight % 8 * 4 + upper * 2 + of];
+        sum = static_cast<float>(sum + sums[upper][of]);
+      }
+  }
+}
+
 }  // namespace lospmm
 
 using LospmmColumns = const unsigned char *;
@@ -354,15 +387,19 @@ static inline LospmmColumns lospmm_columns(const void *shared) {
   return static_cast<const unsigned char *>(shared);
 }
 static inline LospmmColumns lospmm_behind_rows(LospmmColumns columns, int rows) { return columns + rows * 128; }
-// Of float16; LOSPMM_DTYPE is known only behind this header.
-#define lospmm_wgmma_sparse lospmm_wgmma_sparse_of<LOSPMM_DTYPE == 3>::product
+// LOSPMM_DTYPE is known only behind this header.
+#define lospmm_wgmma_sparse lospmm_products_of<LOSPMM_DTYPE == 3>::sparse
+#define lospmm_wgmma_columns lospmm_products_of<LOSPMM_DTYPE == 3>::product
 template <bool is_bfloat16>
-struct lospmm_wgmma_sparse_of {
+struct lospmm_products_of {
+  static float converted(lospmm_u16 bits) { return is_bfloat16 ? lospmm_float_of_bfloat16(bits) : lospmm_float_of_half(bits); }
   template <int selector>
-  static void product(float (&d)[32], const unsigned (&a)[4], LospmmColumns columns, unsigned places) {
-    lospmm::wgmma_sparse(d, a, columns, places, selector, [](lospmm_u16 bits) {
-      return is_bfloat16 ? lospmm_float_of_bfloat16(bits) : lospmm_float_of_half(bits);
-    });
+  static void sparse(float (&d)[32], const unsigned (&a)[4], LospmmColumns columns, unsigned places) {
+    lospmm::wgmma_sparse(d, a, columns, places, selector, converted);
+  }
+  template <int parts>
+  static void product(float (&d)[parts][32], const unsigned (&a)[4], LospmmColumns columns) {
+    lospmm::wgmma_columns(d, a, columns, converted);
   }
 };
 template <int behind_from>
@@ -371,6 +408,21 @@ static inline void lospmm_copy_lines(void *even, void *odd, const void *const (&
     lospmm_copy<16>(static_cast<unsigned char *>(of % 2 ? odd : even) + of / 2 * 1024,
                     static_cast<const unsigned char *>(from[of]) + behind_from, is_there);
 }
+
+constexpr int MAP_BYTES = 128;
+template <int box_rows>
+static inline void lospmm_map_make(unsigned char *map, void *, const void *matrix, long long rows, long long columns) {
+  if (reinterpret_cast<std::uintptr_t>(map) % MAP_BYTES || reinterpret_cast<std::uintptr_t>(matrix) % 16 || columns % 8)
+    lospmm::fault("a map, or what it is of, that is not aligned");
+  const lospmm::Map made = {matrix, rows, columns, box_rows};
+  std::memcpy(map, &made, sizeof made);
+}
+static inline void lospmm_box_copy(void *shared, const unsigned char *map, int row, int column, unsigned long long *barrier) {
+  lospmm::Map of;
+  std::memcpy(&of, map, sizeof of);
+  lospmm::box_copy(shared, of, row, column, barrier);
+}
+static inline unsigned lospmm_sm() { return 0; }
 static inline void lospmm_show_to_products() {}
 template <int registers>
 static inline void lospmm_give_registers() {}

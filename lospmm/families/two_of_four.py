@@ -209,7 +209,6 @@ def pack_plan(problem: Problem, plan: TwoOfFour) -> PackedKernel:
     settings = {
         "GROUPS": plan.groups,
         "COLS": plan.cols,
-        "DEPTH": DEPTH,
         "STAGES": stages,
         "FEEDERS": _FEEDERS,
         "FEEDING_REGISTERS": _FEEDING_REGISTERS,
@@ -217,11 +216,10 @@ def pack_plan(problem: Problem, plan: TwoOfFour) -> PackedKernel:
         "LOSPMM_CLUSTER": plan.cluster,
         "LOSPMM_BULK": 1,
     }
+    parts = ("wgmma.cuh", "wgmma_columns.cuh", "row_block.cuh")
     return PackedKernel(
         entry="lospmm_two_of_four",
-        source=source_of_template(
-            "two_of_four", settings, dtype=problem.dtype, epilogue=epilogue, parts=("wgmma.cuh", "wgmma_sparse.cuh")
-        ),
+        source=source_of_template("two_of_four", settings, dtype=problem.dtype, epilogue=epilogue, parts=parts),
         data=pack((problem.n, matrix.m), _laid_out(problem, plan), epilogue=epilogue),
         launch=Launch(_grid(plan, problem), plan.threads, stages * _stage_bytes(plan) + _BARRIER_BYTES),
         registers=launched,

@@ -1,13 +1,11 @@
 
-// A as bits and values on tensor cores: a bit for two elements beside each other, and the values of those two of which one
-// is not 0.
+// A as bits and values (pieces.cuh) times a few columns of B, on tensor cores.
 //
-// A warp has TILES x 16 rows of A and COLS columns of C, and walks every so-many-th piece of its rows, DEPTH columns of A
-// wide: their bits, and their values in the order of the bits. It copies pieces, and the rows of B that belong to them,
-// to a ring of its own, STAGES of them, so that it waits for nobody. The fragment of a lane is a run of 4 bits; where
-// the values of a run begin is a count of the bits before it. If PAIRED, odd columns of a piece have changed places, so that
-// fewer pairs have a nonzero; a byte for each says which column is there, and the rows of B are read in that order. PARTS warps
-// of each of the LOSPMM_CLUSTER blocks that share rows add up what they have, in a fixed order.
+// A warp has TILES x 16 rows of A and COLS columns of C, and walks every so-many-th piece of its rows. It copies pieces, and
+// the rows of B that belong to them, to a ring of its own, STAGES of them, so that it waits for nobody. If PAIRED, odd
+// columns of a piece have changed places, so that fewer pairs have a nonzero; a byte for each says which column is there, and
+// the rows of B are read in that order. PARTS warps of each of the LOSPMM_CLUSTER blocks that share rows add up what they
+// have, in a fixed order.
 //
 // A load that has to wait for another costs a short kernel a part of its time, so the first piece of each warp lies where no
 // load says, and A's shape is known when the text is compiled.
@@ -17,9 +15,6 @@
 
 constexpr int PIECES = (K + DEPTH - 1) / DEPTH;  // of a row of tiles
 constexpr int THREADS = 32 * ROWS * PARTS;
-constexpr int UNITS = TILES * DEPTH / 64;  // of 16 rows x 64 columns, of a piece
-constexpr int WORDS = UNITS * 16;          // of bits, of a piece: those of eight lanes each
-constexpr int ORDER_BYTES = PAIRED ? DEPTH / 2 : 0;  // of a piece, behind its bits: the columns at odd places
 constexpr int CHUNKS = COLS / 8;  // 16 bytes of a row of B
 constexpr bool STAGED = VECTOR > 1;
 constexpr int B_BYTES = STAGED ? DEPTH * COLS * 2 : 0;
@@ -160,27 +155,6 @@ LOSPMM_INLINE void gather(Short &found, const unsigned char *rows, const unsigne
   }
 }
 
-// Each word of bits, and where its values begin: (word, address), for every word of a piece.
-LOSPMM_INLINE void count(uint2 *places, const unsigned char *slot) {
-  static_assert(WORDS % 32 == 0);
-  const int lane = threadIdx.x % 32;
-  const unsigned *bits = reinterpret_cast<const unsigned *>(slot) + lane;
-  unsigned begin = lospmm_address(slot) + WORDS * 4 + ORDER_BYTES;
-#pragma unroll
-  for (int at = 0; at < WORDS; at += 64) {
-    const unsigned word = bits[at], next = at + 32 < WORDS ? bits[at + 32] : 0;
-    const unsigned held = __popc(word) | __popc(next) << 16;  // both counts at once
-    const unsigned until = lospmm_sum_until(held), before = until - held;
-    places[at + lane] = make_uint2(word, begin + 4 * (before & 0xFFFF));
-    if (at + 32 < WORDS) {
-      const unsigned all = __shfl_sync(~0u, until, 31);
-      begin += 4 * (all & 0xFFFF);
-      places[at + 32 + lane] = make_uint2(next, begin + 4 * (before >> 16));
-      begin += 4 * (all >> 16);
-    }
-  }
-}
-
 LOSPMM_KERNEL(lospmm_bitmap) {
 #if !RESIDUAL
   const Element *residual = nullptr;
@@ -205,7 +179,6 @@ LOSPMM_KERNEL(lospmm_bitmap) {
     for (int stage = 0; stage < STAGES; ++stage) lospmm_bulk_make(barriers + stage);
   __syncwarp();
 #endif
-  const int shift = lane % 8 * 4;
   float sums[TILES][CHUNKS][4] = {};
   const Element *direct = walk.b;
   int left = walk.left;  // of the piece that is multiplied
@@ -242,10 +215,8 @@ LOSPMM_KERNEL(lospmm_bitmap) {
         if constexpr (STAGED) gather(right[step], slot + PIECE_BYTES, order, first + step * 16);
 #pragma unroll
         for (int of = 0; of < TILES; ++of) {
-          const uint2 place = places[(unit + of) * 16 + step * 4 + lane / 8];
-          const unsigned before = __popc(place.x & ((1u << shift) - 1));
           unsigned fragment[4];
-          lospmm_expand(fragment, place.y + 4 * before, place.x >> shift);
+          fragment_of(fragment, places + (unit + of) * 16 + step * 4);
 #pragma unroll
           for (int chunk = 0; chunk < CHUNKS; ++chunk) lospmm_mma(sums[of][chunk], fragment, right[step].of[chunk]);
         }

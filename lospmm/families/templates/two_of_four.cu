@@ -1,26 +1,23 @@
 // Row blocks of A on the sparse tensor cores of sm_90a, which take two of every four columns; of 16-bit elements.
 //
 // A block has 64 rows of A for each of GROUPS warpgroups, and COLS columns of C. The columns of A are ordered so that no row
-// of the block has a nonzero in more than two of four neighbours; one that does not fit comes a second time. DEPTH of them are
+// of the block has a nonzero in more than two of four neighbours; one that does not fit comes a second time. CHUNK of them are
 // a chunk. Each of the FEEDERS, the warps of one warpgroup more, copies every fourth chunk to a ring of STAGES in
 // shared memory: the rows of B piece by piece, the weights of A in one. The others take their weights from there, and
 // multiply.
-//
-// The LOSPMM_CLUSTER blocks that share rows and columns of C have chunks of their own, and add up in the end.
 //
 // Numbers: n, m. Arrays: the first chunk of each block (blocks + 1); where the rows of B of each chunk begin, in units of 16
 // bytes; the weights of each chunk and warpgroup: 16 bytes a thread for each 32 columns, then a word a thread that says which
 // of four columns they stand in.
 
-constexpr int PARTS = COLS / 64, STAGE = DEPTH * COLS * 2;      // bytes, of B
 constexpr int WEIGHTS = 128 * 4 * 9, SHARE = GROUPS * WEIGHTS;  // bytes, of A: of a warpgroup and of all
-static_assert(DEPTH == 64 && COLS % 64 == 0 && FEEDERS == 4 && STAGES >= FEEDERS);
+static_assert(FEEDERS == 4 && STAGES >= FEEDERS);
 
 // Of sixteen rows of B, all that is left of COLS columns.
 template <int part>
 LOSPMM_INLINE void copy_parts(unsigned char *even, unsigned char *odd, const void *const (&from)[4], long long columns_left) {
   lospmm_copy_lines<part * 128>(even, odd, from, columns_left > part * 64);
-  if constexpr (part + 1 < PARTS) copy_parts<part + 1>(even + DEPTH * 128, odd + DEPTH * 128, from, columns_left);
+  if constexpr (part + 1 < PARTS) copy_parts<part + 1>(even + CHUNK * 128, odd + CHUNK * 128, from, columns_left);
 }
 
 // What a warp of the last warpgroup does: every fourth chunk.
@@ -33,11 +30,11 @@ LOSPMM_INLINE void feed(unsigned char *ring, unsigned char *shares, unsigned lon
   b += column;
   const int places[2] = {line * 128 + (piece ^ line) * 16, (4 + line) * 128 + (piece ^ (4 + line)) * 16};
   // A lane has every 32nd row's place. The last chunk's are read again instead of those that there are not.
-  const unsigned *rows = lospmm_array<unsigned>(1) + static_cast<long long>(first) * DEPTH + lane;
+  const unsigned *rows = lospmm_array<unsigned>(1) + static_cast<long long>(first) * CHUNK + lane;
   const unsigned char *weights = lospmm_array<unsigned char>(2);
   unsigned next[2];
   const auto read_rows = [&](int chunk) {
-    const unsigned *from = rows + (min(chunk, end - 1) - first) * DEPTH;
+    const unsigned *from = rows + (min(chunk, end - 1) - first) * CHUNK;
     next[0] = __ldg(from), next[1] = __ldg(from + 32);
   };
   read_rows(first + warp);
@@ -51,7 +48,7 @@ LOSPMM_INLINE void feed(unsigned char *ring, unsigned char *shares, unsigned lon
       lospmm_bulk_copy(shares + stage * SHARE, weights + static_cast<long long>(chunk) * SHARE, SHARE, full + stage);
     }
 #pragma unroll
-    for (int some = 0; some < DEPTH; some += 16) {
+    for (int some = 0; some < CHUNK; some += 16) {
       const void *from[4];
 #pragma unroll
       for (int of = 0; of < 4; ++of) {
@@ -68,17 +65,6 @@ LOSPMM_INLINE void feed(unsigned char *ring, unsigned char *shares, unsigned lon
   lospmm_commit();
   lospmm_wait<0>();
 }
-
-// Two neighbours of a row of C, from their place on.
-LOSPMM_INLINE unsigned finished_pair(float first, float second, int row, long long place, const Element *residual) {
-  return lospmm_finished(first, row, place, residual) |
-         static_cast<unsigned>(lospmm_finished(second, row, place + 1, residual)) << 16;
-}
-
-template <bool is_so>
-struct Whether {
-  static constexpr bool value = is_so;
-};
 
 LOSPMM_KERNEL(lospmm_two_of_four) {
 #if !RESIDUAL
@@ -132,7 +118,7 @@ LOSPMM_KERNEL(lospmm_two_of_four) {
       lospmm_wgmma_begin();
 #pragma unroll
       for (int part = 0; part < PARTS; ++part) {
-        const LospmmColumns of_part = lospmm_behind_rows(columns, part * DEPTH);
+        const LospmmColumns of_part = lospmm_behind_rows(columns, part * CHUNK);
         lospmm_wgmma_sparse<0>(sums[part], weights[of][0], of_part, places[of]);
         lospmm_wgmma_sparse<1>(sums[part], weights[of][1], lospmm_behind_rows(of_part, 32), places[of]);
       }
@@ -144,80 +130,5 @@ LOSPMM_KERNEL(lospmm_two_of_four) {
   }
   lospmm_wgmma_wait<0>();
 
-  // Nobody reads the ring any more.
-  if (lane == 0) lospmm_gate_arrive(done);
-  lospmm_gate_wait(done, 0);
-  const long long column = static_cast<long long>(blockIdx.x) * COLS;
-  const int m = static_cast<int>(lospmm_number(1));
-  const int above = static_cast<int>(blockIdx.z) * (64 * GROUPS) + threadIdx.x / 32 * 16;
-#if LOSPMM_CLUSTER > 1
-  // Each block of a cluster adds up and stores a part of the columns: all that others have of it is asked for at once. What
-  // is not stored is not asked for: a thread that is done with its part must have nothing under way.
-  constexpr int THREADS = 128 * GROUPS, FOURS = COLS / 8, OWN = FOURS / LOSPMM_CLUSTER;
-  static_assert(FOURS % LOSPMM_CLUSTER == 0 && FOURS * THREADS * sizeof(float4) <= STAGES * STAGE);
-  float4 *const given = reinterpret_cast<float4 *>(ring) + threadIdx.x;
-#pragma unroll
-  for (int four = 0; four < FOURS; ++four) {
-    const float *own_sums = sums[four / 8] + four % 8 * 4;
-    given[four * THREADS] = make_float4(own_sums[0], own_sums[1], own_sums[2], own_sums[3]);
-  }
-  lospmm_cluster_wait();
-  const auto collect = [&](auto whole) {
-    constexpr bool is_whole = decltype(whole)::value;
-    float all[OWN][4] = {};
-#pragma unroll
-    for (int other = 0; other < LOSPMM_CLUSTER; ++other)
-#pragma unroll
-      for (int four = 0; four < OWN; ++four)
-        if (is_whole || (above + lane / 4 < m && column + (rank * OWN + four) * 8 < n)) {
-          const float4 more = lospmm_cluster_floats(given + (rank * OWN + four) * THREADS, other);
-          all[four][0] += more.x, all[four][1] += more.y, all[four][2] += more.z, all[four][3] += more.w;
-        }
-#pragma unroll
-    for (int four = 0; four < OWN; ++four) {
-      const long long of_block = column + (rank * OWN + four) * 8 + lane % 4 * 2;
-#pragma unroll
-      for (int upper = 0; upper < 2; ++upper) {
-        const int row = above + lane / 4 + 8 * upper;
-        if (is_whole || (row < m && of_block < n))
-          *reinterpret_cast<unsigned *>(c + row * n + of_block) =
-              finished_pair(all[four][2 * upper], all[four][2 * upper + 1], row, row * n + of_block, residual);
-      }
-    }
-  };
-  // What is all there by itself, since loads with a condition wait for each other.
-  const long long own_begin = column + rank * OWN * 8;
-  if (static_cast<int>(blockIdx.z + 1) * (64 * GROUPS) <= m && own_begin + OWN * 8 <= n)
-    collect(Whether<true>());
-  else if (own_begin < n)
-    collect(Whether<false>());
-  lospmm_cluster_leave();  // nobody goes while others read its sums
-#else
-  // A warp's part of C by way of shared memory, where it is read again row by row.
-  constexpr int PIECE = 16 / sizeof(Element), STRIDE = COLS + PIECE;  // elements
-  static_assert(64 * GROUPS * STRIDE * sizeof(Element) <= STAGES * STAGE);
-  Element *own_rows = reinterpret_cast<Element *>(ring) + threadIdx.x / 32 * (16 * STRIDE);
-#pragma unroll
-  for (int upper = 0; upper < 2; ++upper) {
-    const int of_warp = lane / 4 + 8 * upper, row = min(above + of_warp, m - 1);
-#pragma unroll
-    for (int eight = 0; eight < COLS / 8; ++eight) {
-      const int of_block = eight * 8 + lane % 4 * 2;
-      const long long place = row * n + min(column + of_block, n - 2);
-      const float *two = sums[eight / 8] + eight % 8 * 4 + upper * 2;
-      *reinterpret_cast<unsigned *>(own_rows + of_warp * STRIDE + of_block) =
-          finished_pair(two[0], two[1], row, place, residual);
-    }
-  }
-  __syncwarp();
-#pragma unroll
-  for (int part = 0; part < PARTS; ++part)
-#pragma unroll
-    for (int some = 0; some < 16; some += 4) {
-      const int row = some + lane / 8, of_block = part * 64 + lane % 8 * PIECE;
-      if (above + row < m && column + of_block < n)
-        *reinterpret_cast<uint4 *>(c + (above + row) * n + column + of_block) =
-            *reinterpret_cast<const uint4 *>(own_rows + row * STRIDE + of_block);
-    }
-#endif
+  lospmm_store_rows<STAGES * STAGE>(sums, ring, done, static_cast<int>(lospmm_number(1)), n, c, residual);
 }

@@ -33,6 +33,12 @@ LOSPMM_INLINE LospmmWeights lospmm_behind(LospmmWeights weights, int floats) { r
   LOSPMM_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
 #define LOSPMM_64 \
   LOSPMM_48 ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define LOSPMM_96 \
+  LOSPMM_64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
+  "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define LOSPMM_128 \
+  LOSPMM_96 ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
+  "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 
 // Of so many sums of a thread, and rows of A; then the numbers of the operands behind the sums, and the sums.
 #define LOSPMM_WGMMA(count, rows, a0, a1, a2, a3, at, ...)                                               \

@@ -34,7 +34,7 @@ SUFFIX = ".json"
 DENSE = "dense"
 
 #: Kinds of plans that are corrected apart from the others of their family, as they are other kernels altogether.
-APART = ("Warpgroups", "TwoOfFour")
+APART = ("Warpgroups", "TwoOfFour", "WideBitmap")
 
 #: Unrolled kernels that the models of ``lospmm_rank.predict.untimed`` choose and predict.
 UNTIMED = "unrolled, untimed"

@@ -1,11 +1,15 @@
-// Products of warpgroups whose first factor has two of every four columns: sparse tensor cores, of sm_90a.
+// Products of warpgroups by columns of B as a ring has them (row_block.cuh), of 16-bit elements; of sm_90a. The first factor
+// may have two of every four columns alone: sparse tensor cores.
 
 #ifndef LOSPMM_ON_CPU
 
 // Where 64 columns of B lie in shared memory, 128 bytes a row, row behind row, with the 16-byte pieces of row k at their place
-// xor k % 8: a PTX ISA matrix descriptor (MN-major, swizzled by 128 bytes, 8 rows in 1024); at a multiple of 1024 bytes.
+// xor k % 8: a PTX ISA matrix descriptor (MN-major, swizzled by 128 bytes, 8 rows in 1024); at a multiple of 1024 bytes. Each
+// further 64 columns come 64 rows later.
 using LospmmColumns = unsigned;
-LOSPMM_INLINE LospmmColumns lospmm_columns(const void *shared) { return lospmm_address(shared) >> 4 | 1u << 16; }
+LOSPMM_INLINE LospmmColumns lospmm_columns(const void *shared) {
+  return (lospmm_address(shared) >> 4 & 0x3FFF) | 64u * 128 >> 4 << 16;  // above 18 bits a block of a cluster has its rank
+}
 LOSPMM_INLINE LospmmColumns lospmm_behind_rows(LospmmColumns columns, int rows) { return columns + rows * 8; }
 
 // d += a x columns: 64 rows of A, 32 columns of which 16 are there, by as many rows of 64 columns of B. Fragments, and
@@ -25,6 +29,21 @@ LOSPMM_INLINE void lospmm_wgmma_sparse(float (&d)[32], const unsigned (&a)[4], L
       : LOSPMM_SUMS(d, 0), LOSPMM_SUMS(d, 8), LOSPMM_SUMS(d, 16), LOSPMM_SUMS(d, 24)
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(columns), "r"(places), "n"(selector));
 }
+
+// d += a x columns: 64 rows and 16 columns of A, by as many rows of B and 64 columns for each line of d.
+#define LOSPMM_LINE(d, part) LOSPMM_SUMS(d[part], 0), LOSPMM_SUMS(d[part], 8), LOSPMM_SUMS(d[part], 16), LOSPMM_SUMS(d[part], 24)
+#define LOSPMM_WGMMA_COLUMNS(parts, cols, sums, a0, a1, a2, a3, at, ...)                                                    \
+  LOSPMM_INLINE void lospmm_wgmma_columns(float (&d)[parts][32], const unsigned (&a)[4], LospmmColumns columns) {           \
+    asm volatile("{\n.reg .b64 columns;\nmov.b64 columns, {%" #at ", 0x40000040};\n"                                       \
+                 "wgmma.mma_async.sync.aligned.m64n" #cols "k16.f32." LOSPMM_FACTORS " {" LOSPMM_##sums                     \
+                 "}, {%" #a0 ", %" #a1 ", %" #a2 ", %" #a3 "}, columns, 1, 1, 1, 1;\n}"                                     \
+                 : __VA_ARGS__                                                                                              \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(columns));                                               \
+  }
+LOSPMM_WGMMA_COLUMNS(1, 64, 32, 32, 33, 34, 35, 36, LOSPMM_LINE(d, 0))
+LOSPMM_WGMMA_COLUMNS(2, 128, 64, 64, 65, 66, 67, 68, LOSPMM_LINE(d, 0), LOSPMM_LINE(d, 1))
+LOSPMM_WGMMA_COLUMNS(3, 192, 96, 96, 97, 98, 99, 100, LOSPMM_LINE(d, 0), LOSPMM_LINE(d, 1), LOSPMM_LINE(d, 2))
+LOSPMM_WGMMA_COLUMNS(4, 256, 128, 128, 129, 130, 131, 132, LOSPMM_LINE(d, 0), LOSPMM_LINE(d, 1), LOSPMM_LINE(d, 2), LOSPMM_LINE(d, 3))
 
 // Four copies of 16 bytes (lospmm_copy), in turn from ``even`` and from ``odd`` on, each time 1024 bytes further, of what is
 // so many bytes behind ``from``. In one piece, so that all addresses are known before the first one starts.

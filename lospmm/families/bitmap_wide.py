@@ -1,0 +1,198 @@
+"""Part of bitmap for more than 64 columns of B: A's bits made fragments of sm_90a's warpgroup products.
+
+A is kept as the kernels with few columns of B keep it (``pieces``), so that a layer of a language model can answer
+prompts from the same bytes from which it answers token by token. Zeros are multiplied: it is about as fast as the dense
+product, and reads half of its bytes or fewer.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lospmm.families.lists import MAX_GRID_SIDE
+from lospmm.families.packed import PackedKernel, pack, source_of_template
+from lospmm.families.pieces import PIECE_UNIT_BYTES, TILE_ROWS, PieceShape, counts, pack_pieces, piece_bytes
+from lospmm.families.warpgroups import ARCH
+from lospmm.problem.problem import Launch, Problem, ceil_div
+
+GROUPS = (1, 2)
+COLS = (64, 128, 192, 256)
+
+#: Blocks that share rows and columns of C, each with its part of the pieces.
+CLUSTERS = (1, 2, 4)
+
+#: The one shape of a piece that it reads: a warp has 16 rows.
+SHAPE = PieceShape(tiles=1, depth=128)
+
+#: Rows of B that are copied at a time, a chunk.
+CHUNK = 64
+
+_WARPGROUP, _BARRIER_BYTES = 128, 8
+
+#: Stages of the ring, and pieces of A of a warp in shared memory.
+_LEAST_STAGES, _MOST_STAGES, _SLOTS = 3, 8, 2
+
+#: Bytes of a map of B, and SMs that a GPU may have.
+_MAP_BYTES, _MOST_SMS = 128, 256
+
+#: Bytes of a warp for the places of a piece's values.
+_PLACE_BYTES = 8 * SHAPE.rows * SHAPE.depth // 64
+
+#: Registers of a thread that copies; the most of one at launch, so that some are left for the multiplying threads, and
+#: the most of those.
+_FEEDING_REGISTERS, _MOST_LAUNCHED, _MOST_TAKEN = 40, 168, 240
+
+#: Cycles of an SM for a chunk: a column of B times 64 rows of A; to make fragments, at least, and for 64 rows of which
+#: each pair of elements has a nonzero. Bytes from the L2 cache in a cycle, elements of C stored, and sums that a block
+#: of a cluster writes for the others. Fitted to 112 timings on an H200: the error is 6 %, and each of 7 plans that are
+#: predicted to be the fastest is.
+PRODUCT_CYCLES, FRAGMENT_CYCLES, CYCLES_PER_PAIR = 2.08, 720.0, 140.0
+COPIED_PER_CYCLE, STORED_PER_CYCLE, EXCHANGED_PER_CYCLE = 44.7, 1.35, 2.1
+START_MICROS = 2.2
+
+
+@dataclass(frozen=True, slots=True)
+class WideBitmap:
+    """A plan: warpgroups and columns of a block, and the blocks of a cluster."""
+
+    groups: int  # warpgroups that multiply, 64 rows of A each
+    cols: int
+    cluster: int  # blocks that share rows and columns of C
+
+    @property
+    def rows(self) -> int:
+        """Rows of A of a block."""
+        return 4 * TILE_ROWS * self.groups
+
+    @property
+    def warps(self) -> int:
+        """Warps that multiply."""
+        return 4 * self.groups
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block: the multiplying warpgroups and one that copies."""
+        return _WARPGROUP * (self.groups + 1)
+
+
+def refusal(problem: Problem) -> str | None:
+    """Return why this part has no kernel for the problem, or None."""
+    if problem.device.arch_number != ARCH:
+        return f"{problem.device.arch} has no warpgroup instructions (wgmma), and n {problem.n} is more than 64"
+    if problem.n % 8:
+        return f"n {problem.n} is not a multiple of 8: rows of B are copied 16 bytes at a time"
+    return None
+
+
+def plans(problem: Problem) -> list[WideBitmap]:
+    """Return the plans that fit an SM and whose blocks are more than half full."""
+    m, n, pieces = problem.matrix.m, problem.n, ceil_div(problem.matrix.k, SHAPE.depth)
+    largest = piece_bytes(counts(problem.matrix), SHAPE)
+    listed = (WideBitmap(*axes) for axes in product(GROUPS, COLS, CLUSTERS))
+    return [
+        plan
+        for plan in listed
+        if (plan.groups == min(GROUPS) or m > plan.rows // 2)
+        and (plan.cols == min(COLS) or n > plan.cols // 2)
+        and stages_of(plan, problem, largest) >= _LEAST_STAGES
+        and (plan.cluster == 1 or (plan.cluster <= pieces and _has_room(plan, problem, largest)))
+        and ceil_div(m, plan.rows) <= MAX_GRID_SIDE
+    ]
+
+
+def _has_room(plan: WideBitmap, problem: Problem, largest: int) -> bool:
+    """Return whether a block's sums fit its ring, and all its parts of C."""
+    sums = plan.rows * plan.cols * 4
+    return sums <= stages_of(plan, problem, largest) * _stage_bytes(plan) and plan.cols // 8 % plan.cluster == 0
+
+
+def _grid(plan: WideBitmap, problem: Problem) -> tuple[int, int, int]:
+    return ceil_div(problem.n, plan.cols), plan.cluster, ceil_div(problem.matrix.m, plan.rows)
+
+
+def _stage_bytes(plan: WideBitmap) -> int:
+    return CHUNK * plan.cols * 2
+
+
+def _fixed_bytes(plan: WideBitmap, largest: int) -> int:
+    """Return the shared memory beside the ring: pieces of A, the map of B, and barriers."""
+    return plan.warps * (_SLOTS * (largest + _BARRIER_BYTES) + _PLACE_BYTES) + _MAP_BYTES + _BARRIER_BYTES
+
+
+def stages_of(plan: WideBitmap, problem: Problem, largest: int) -> int:
+    """Return the stages of the ring: as many as an SM has room for beside pieces of ``largest`` bytes."""
+    room = problem.device.shared_bytes_per_block - _fixed_bytes(plan, largest)
+    return min(_MOST_STAGES, room // (_stage_bytes(plan) + 2 * _BARRIER_BYTES))
+
+
+def registers_of(plan: WideBitmap, problem: Problem) -> tuple[int, int]:
+    """Return a thread's registers at launch, and those of multiplying threads after the transfer."""
+    launched = min(_MOST_LAUNCHED, problem.device.registers_per_sm // plan.threads // 8 * 8)
+    left = launched * (plan.groups + 1) - _FEEDING_REGISTERS
+    return launched, min(_MOST_TAKEN, left // plan.groups // 8 * 8)
+
+
+def forecast(problem: Problem, plans: Sequence[WideBitmap]) -> NDArray[np.float64]:
+    """Predict microseconds of each plan, (plans,): products, fragments or copies of each chunk, and the stores."""
+    pairs = int(counts(problem.matrix).sum())
+    return np.array([_micros(problem, plan, pairs) for plan in plans])
+
+
+def _micros(problem: Problem, plan: WideBitmap, pairs: int) -> float:
+    device, matrix = problem.device, problem.matrix
+    pieces = ceil_div(matrix.k, SHAPE.depth)
+    bytes_of_a = 4 * pairs + matrix.m * matrix.k / 16
+    cells = matrix.m * matrix.k
+    own = bytes_of_a / cells * plan.rows * CHUNK
+    chunks = ceil_div(pieces, plan.cluster) * SHAPE.depth // CHUNK
+    waves = ceil_div(math.prod(_grid(plan, problem)), device.sms_of_clusters(plan.cluster))
+    products = plan.groups * plan.cols * PRODUCT_CYCLES
+    fragments = FRAGMENT_CYCLES + CYCLES_PER_PAIR * plan.groups * 2 * pairs / cells
+    copied = (_stage_bytes(plan) + own) / COPIED_PER_CYCLE
+    stored = plan.rows * plan.cols / plan.cluster / STORED_PER_CYCLE
+    if plan.cluster > 1:
+        stored += plan.rows * plan.cols / EXCHANGED_PER_CYCLE
+    cycles = waves * (chunks * max(products, fragments, copied) + stored)
+    memory = (bytes_of_a + 2 * problem.n * (matrix.k + matrix.m)) / device.memory_bandwidth
+    return START_MICROS + 1e6 * max(cycles / device.clock_hz, memory)
+
+
+def pack_plan(problem: Problem, plan: WideBitmap) -> PackedKernel:
+    """Return the kernel of a plan."""
+    matrix, epilogue = problem.matrix, problem.epilogue
+    starts, pieces = pack_pieces(matrix, problem.dtype, SHAPE, plan.rows)
+    maps = np.zeros(_MOST_SMS * _MAP_BYTES, dtype=np.uint8)
+    largest = ceil_div(16 * int(np.diff(starts.astype(np.int64)).max()), PIECE_UNIT_BYTES) * PIECE_UNIT_BYTES
+    stages, (launched, taken) = stages_of(plan, problem, largest), registers_of(plan, problem)
+    settings = {
+        "TILES": SHAPE.tiles,
+        "DEPTH": SHAPE.depth,
+        "PAIRED": int(SHAPE.is_paired),
+        "PIECE_BYTES": largest,
+        "GROUPS": plan.groups,
+        "COLS": plan.cols,
+        "STAGES": stages,
+        "FEEDING_REGISTERS": _FEEDING_REGISTERS,
+        "REGISTERS": taken,
+        "LOSPMM_CLUSTER": plan.cluster,
+        "LOSPMM_BULK": 1,
+    }
+    parts = ("pieces.cuh", "wgmma.cuh", "wgmma_columns.cuh", "boxes.cuh", "row_block.cuh")
+    needed = stages * (_stage_bytes(plan) + 2 * _BARRIER_BYTES) + _fixed_bytes(plan, largest)
+    alone = problem.device.shared_bytes_per_sm // 2  # so that an SM has one block, and its map is that block's
+    return PackedKernel(
+        entry="lospmm_bitmap_wide",
+        source=source_of_template("bitmap_wide", settings, dtype=problem.dtype, epilogue=epilogue, parts=parts),
+        data=pack((problem.n, matrix.m, matrix.k), (starts, pieces, maps), epilogue=epilogue),
+        launch=Launch(_grid(plan, problem), plan.threads, max(needed, alone)),
+        registers=launched,
+        cols=plan.cols,
+        dtype=problem.dtype,
+        takes_residual=epilogue.residual,
+        is_specific=True,
+        is_alone=True,
+    )

@@ -1,0 +1,189 @@
+"""A as bits and values: the format that kernels with few columns of B and with many of them read (``bitmap``).
+
+A piece has ``tiles`` x 16 rows and ``depth`` columns. Two elements beside each other take a bit, and 32 more where one
+is not 0: 1.56 bytes an element at 50 % zeros, where csr takes 2, as the dense A does. Columns may be paired so that
+fewer are: 1.41 bytes. docs/decisions/0024 explains the layout.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lospmm.matrix.csr import SparseMatrix
+from lospmm.problem.dtype import Dtype
+from lospmm.problem.problem import ceil_div
+
+#: Rows of the long side of a product; columns of A that a warp multiplies before it looks on; and of a product.
+TILE_ROWS, UNIT, STEP = 16, 64, 16
+
+#: Rows of B of 16 bytes that lie in different banks.
+BANKS = 8
+
+#: Cells that are packed at a time, which bounds the memory.
+CELLS_AT_ONCE = 2**24
+
+#: Groups of rows, and pieces of each, whose pairs tell those of A.
+SAMPLED_GROUPS, SAMPLED_PIECES = 4, 64
+
+#: A piece's place in shared memory is a multiple of so many bytes, so that few templates are compiled.
+PIECE_UNIT_BYTES = 256
+
+
+@dataclass(frozen=True, slots=True)
+class PieceShape:
+    """The shape of a piece, and whether its odd columns have changed places."""
+
+    tiles: int
+    depth: int
+    is_paired: bool = False
+
+    @property
+    def rows(self) -> int:
+        """Rows of A."""
+        return self.tiles * TILE_ROWS
+
+
+@lru_cache(maxsize=4)
+def counts(matrix: SparseMatrix) -> NDArray[np.int32]:
+    """Return the element pairs with a nonzero of each 16 rows x 64 columns of A, (tiles, units)."""
+    tall, units = ceil_div(matrix.m, TILE_ROWS), ceil_div(matrix.k, UNIT)
+    found = np.zeros((tall, units), dtype=np.int32)
+    for tile in range(tall):
+        first, after = tile * TILE_ROWS, min((tile + 1) * TILE_ROWS, matrix.m)
+        row = np.repeat(np.arange(after - first), np.diff(matrix.indptr[first : after + 1]))
+        held = np.zeros((TILE_ROWS, units * UNIT // 2), dtype=bool)
+        held[row, matrix.indices[matrix.indptr[first] : matrix.indptr[after]] // 2] = True
+        found[tile] = held.reshape(TILE_ROWS, units, UNIT // 2).sum(axis=(0, 2))
+    return found
+
+
+def piece_bytes(counts: NDArray[np.int32], shape: PieceShape, share: float = 1.0) -> int:
+    """Return the bytes of the largest piece.
+
+    ``share`` is that of the pairs of A that are left in the order of ``odd_columns``, which adds none.
+    """
+    held = _padded(_padded(counts, shape.tiles).T, shape.depth // UNIT)  # (units, tiles)
+    of_pieces = held.reshape(len(held) * UNIT // shape.depth, shape.depth // UNIT, -1, shape.tiles).sum(axis=(1, 3))
+    largest = shape.rows * shape.depth // 16 + shape.depth // 2 + 4 * int(share * of_pieces.max())
+    return ceil_div(largest, PIECE_UNIT_BYTES) * PIECE_UNIT_BYTES
+
+
+def _padded(array: NDArray[Any], multiple: int) -> NDArray[Any]:
+    missing = -len(array) % multiple
+    return np.concatenate([array, np.zeros((missing, *array.shape[1:]), array.dtype)]) if missing else array
+
+
+def pack_pieces(
+    matrix: SparseMatrix, dtype: Dtype, shape: PieceShape, multiple: int
+) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
+    """Return the start of each piece in units of 16 bytes, and the pieces: bits of the rows, places of columns, values.
+
+    Pieces are in the order of rows and then columns. A bit is that of two columns; a word has four bits of eight
+    lanes each, a lane's part of a product: rows r and r + 8 of lane 4 r + t, columns 2 t and 2 t + 8, two of each.
+    If paired, a byte for each odd column says which column of the piece is there. Behind A are rows of zeros, up to a
+    multiple of ``multiple`` rows.
+    """
+    pieces, tall = ceil_div(matrix.k, shape.depth), ceil_div(matrix.m, multiple) * multiple
+    order = odd_columns(matrix, shape) if shape.is_paired else None
+    parts, sizes = [], []
+    for row, rows in _batches(tall, pieces, shape):
+        values = dtype.to_storage(dtype.rounded(matrix.data[_nonzeros(matrix, row, rows)])).view(np.uint16)
+        cells = _cells(matrix, row, rows, values * (values != 0x8000), shape)
+        heads: tuple[NDArray[np.uint32], ...] = ()
+        if order is not None:
+            first = row // shape.rows
+            own = np.resize(np.arange(1, shape.depth, 2, dtype=np.uint8), (len(cells), pieces, shape.depth // 2))
+            if first < len(order):
+                own[: len(order) - first] = order[first : first + len(cells)]
+            cells[..., 1::2] = np.take_along_axis(cells, own[:, np.newaxis], axis=3)
+            heads = (own.reshape(len(cells) * pieces, -1).view("<u4"),)
+        pairs = _in_order(cells, shape)
+        held = pairs != 0
+        head = np.concatenate([np.packbits(held, axis=1, bitorder="little").view("<u4"), *heads], axis=1)
+        lengths = held.sum(axis=1)
+        words = -(-(head.shape[1] + lengths) // 4) * 4
+        begins = np.cumsum(words) - words
+        found = np.zeros(int(words.sum()), dtype=np.uint32)
+        found[begins[:, np.newaxis] + np.arange(head.shape[1])] = head
+        within = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        found[np.repeat(begins + head.shape[1], lengths) + within] = pairs[held]
+        parts.append(found)
+        sizes.append(words // 4)
+    starts = np.zeros(tall // shape.rows * pieces + 1, dtype=np.uint32)
+    np.cumsum(np.concatenate(sizes), out=starts[1:])
+    return starts, np.concatenate(parts)
+
+
+def _in_order(cells: NDArray[np.uint16], shape: PieceShape) -> NDArray[np.uint32]:
+    """Return two values a number, in the order of ``pack_pieces``; each line is a piece."""
+    # (group, tile, half of the rows, row, piece, unit, step, half of the columns, lane of four)
+    sides = (-1, shape.tiles, 2, 8, cells.shape[2], shape.depth // UNIT, UNIT // STEP, 2, 4)
+    in_order = cells.view("<u4").reshape(sides).transpose(0, 4, 5, 1, 6, 3, 8, 7, 2)
+    return in_order.reshape(-1, shape.rows * shape.depth // 2)
+
+
+@lru_cache(maxsize=8)
+def odd_columns(matrix: SparseMatrix, shape: PieceShape) -> NDArray[np.uint8]:
+    """Return the column of a piece at each of its odd places: (groups of rows, pieces, depth / 2).
+
+    Most pairs are 0 where nonzeros stand beside nonzeros: the paper's regrouping, of columns and within a piece. A
+    column stays among those with the same remainder of 8, so that rows of B that are read at once lie in different
+    banks of shared memory.
+    """
+    tall, pieces = ceil_div(matrix.m, shape.rows) * shape.rows, ceil_div(matrix.k, shape.depth)
+    found = [_matched(_cells(matrix, row, rows, np.True_, shape)) for row, rows in _batches(tall, pieces, shape)]
+    return np.concatenate(found)
+
+
+@lru_cache(maxsize=8)
+def share_of_pairs(matrix: SparseMatrix, shape: PieceShape) -> float:
+    """Estimate the share of the pairs with a nonzero that is left in the order of ``odd_columns``, from a sample."""
+    groups = ceil_div(matrix.m, shape.rows)
+    before = after = 0
+    for group in range(0, groups, ceil_div(groups, SAMPLED_GROUPS)):
+        cells = _cells(matrix, group * shape.rows, shape.rows, np.True_, shape)[:, :, :SAMPLED_PIECES]
+        before += int(np.count_nonzero(cells[..., ::2] | cells[..., 1::2]))
+        odd = np.take_along_axis(cells, _matched(cells)[:, np.newaxis], axis=3)
+        after += int(np.count_nonzero(cells[..., ::2] | odd))
+    return float(after / before) if before else 1.0
+
+
+def _matched(cells: NDArray[np.bool_]) -> NDArray[np.uint8]:
+    """Return ``odd_columns`` of some groups: an assignment of odd columns to even ones for each remainder of 8."""
+    from scipy.optimize import linear_sum_assignment  # a program that runs kernels has no SciPy
+
+    groups, height, pieces, depth = cells.shape
+    pairs = cells.astype(np.float32).reshape(groups, height, pieces, depth // BANKS, BANKS // 2, 2)
+    even, odd = pairs[..., 0].transpose(0, 2, 4, 3, 1), pairs[..., 1].transpose(0, 2, 4, 1, 3)
+    both = (even @ odd).reshape(-1, depth // BANKS, depth // BANKS)  # rows with both, of each two columns
+    chosen = np.array([linear_sum_assignment(one, maximize=True)[1] for one in both])
+    eights = chosen.reshape(groups, pieces, BANKS // 2, depth // BANKS).swapaxes(2, 3)
+    found = eights * BANKS + np.arange(1, BANKS, 2)
+    return found.astype(np.uint8).reshape(groups, pieces, depth // 2)
+
+
+def _batches(tall: int, pieces: int, shape: PieceShape) -> Iterator[tuple[int, int]]:
+    """Yield the first of some rows, and how many: whole groups, as many cells as are packed at a time."""
+    at_once = max(1, CELLS_AT_ONCE // (shape.rows * pieces * shape.depth)) * shape.rows
+    for row in range(0, tall, at_once):
+        yield row, min(at_once, tall - row)
+
+
+def _nonzeros(matrix: SparseMatrix, row: int, rows: int) -> slice:
+    """Return which nonzeros are those of ``rows`` rows from ``row`` on, which may lie behind the last one."""
+    return slice(*matrix.indptr[[min(row, matrix.m), min(row + rows, matrix.m)]])
+
+
+def _cells(
+    matrix: SparseMatrix, row: int, rows: int, values: NDArray[Any] | np.bool_, shape: PieceShape
+) -> NDArray[Any]:
+    """Spread values of ``_nonzeros`` in the shape of pieces: (groups, rows of a piece, pieces, depth)."""
+    pieces = ceil_div(matrix.k, shape.depth)
+    cells = np.zeros((rows, pieces * shape.depth), dtype=values.dtype)
+    lengths = np.diff(matrix.indptr[row : row + rows + 1])
+    cells[np.repeat(np.arange(len(lengths)), lengths), matrix.indices[_nonzeros(matrix, row, rows)]] = values
+    return cells.reshape(-1, shape.rows, pieces, shape.depth)

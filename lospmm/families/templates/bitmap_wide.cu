@@ -1,0 +1,122 @@
+
+// A as bits and values (pieces.cuh) times many columns of B, on the tensor cores of sm_90a.
+//
+// A block has 64 rows of A for each of GROUPS warpgroups, and COLS columns of C (row_block.cuh). One warpgroup more copies
+// chunks of B, by one thread. Each warp of the others copies pieces of its own 16 rows, and makes fragments of the next chunk
+// while the tensor cores multiply by the last one.
+//
+// Copies of boxes need a map of B, in global memory. There is a place for each SM: a block has it for itself, as two of
+// them have no room in its shared memory.
+//
+// Numbers: n, m, k. Arrays: where the pieces begin, in 16 bytes; the pieces; places of maps.
+
+constexpr int PER_PIECE = DEPTH / CHUNK, STEPS = CHUNK / 16;  // chunks of a piece, products of a chunk
+static_assert(TILES == 1 && PER_PIECE == 2 && !PAIRED);
+
+// What one thread of the last warpgroup does: all chunks from row ``first`` of B on.
+LOSPMM_INLINE void feed(unsigned char *ring, unsigned long long *full, unsigned long long *empty, int first, int chunks,
+                        const unsigned char *map) {
+  int stage = 0;
+  unsigned parity = 1;  // a ring that is empty
+#pragma unroll 1
+  for (int chunk = 0; chunk < chunks; ++chunk) {
+    lospmm_gate_wait(empty + stage, parity);
+    lospmm_bulk_expect(full + stage, STAGE);
+#pragma unroll
+    for (int part = 0; part < PARTS; ++part)
+      lospmm_box_copy(ring + stage * STAGE + part * (CHUNK * 128), map, first + chunk * CHUNK, blockIdx.x * COLS + part * 64,
+                      full + stage);
+    if (++stage == STAGES) stage = 0, parity ^= 1;
+  }
+}
+
+// The pieces of a warp, one after another.
+struct Pieces {
+  const unsigned *starts;  // of the next
+  const unsigned char *pieces;
+  int left;
+  unsigned start, end;  // of the next, read a piece ahead of their use
+};
+LOSPMM_INLINE void bounds(Pieces &own) {
+  if (own.left > 0) own.start = __ldg(own.starts), own.end = __ldg(own.starts + 1);
+}
+LOSPMM_INLINE void fetch(Pieces &own, unsigned char *slot, unsigned long long *barrier) {
+  if (own.left > 0 && threadIdx.x % 32 == 0) {
+    lospmm_bulk_expect(barrier, (own.end - own.start) * 16);
+    lospmm_bulk_copy(slot, own.pieces + own.start * 16ll, (own.end - own.start) * 16, barrier);
+  }
+  --own.left, ++own.starts;
+  bounds(own);
+}
+
+LOSPMM_KERNEL(lospmm_bitmap_wide) {
+#if !RESIDUAL
+  const Element *residual = nullptr;
+#endif
+  const long long n = lospmm_number(0);
+  const int k = static_cast<int>(lospmm_number(2)), pieces = (k + DEPTH - 1) / DEPTH, rank = blockIdx.y;
+  const int first = pieces * rank / LOSPMM_CLUSTER, end = pieces * (rank + 1) / LOSPMM_CLUSTER;
+  constexpr int WARPS = 4 * GROUPS, SLOTS = 2;
+  unsigned char *ring = lospmm_shared, *slots = ring + STAGES * STAGE;
+  uint2 *all_places = reinterpret_cast<uint2 *>(slots + WARPS * SLOTS * PIECE_BYTES);
+  unsigned char *const scratch = reinterpret_cast<unsigned char *>(all_places + WARPS * WORDS);
+  unsigned long long *full = reinterpret_cast<unsigned long long *>(scratch + MAP_BYTES);
+  unsigned long long *empty = full + STAGES, *done = empty + STAGES, *pieces_full = done + 1;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  if (threadIdx.x == 0) {
+    for (int stage = 0; stage < STAGES; ++stage) {
+      lospmm_bulk_make(full + stage);
+      lospmm_gate_make(empty + stage, WARPS);
+    }
+    lospmm_gate_make(done, WARPS);
+    for (int slot = 0; slot < WARPS * SLOTS; ++slot) lospmm_bulk_make(pieces_full + slot);
+  }
+  unsigned char *const map = const_cast<unsigned char *>(lospmm_array<unsigned char>(2)) + lospmm_sm() * MAP_BYTES;
+  if (warp == WARPS) lospmm_map_make<CHUNK>(map, scratch, b, k, n);
+  __syncthreads();
+  if (warp >= WARPS) {
+    lospmm_give_registers<FEEDING_REGISTERS>();
+    if (warp == WARPS && lane == 0) feed(ring, full, empty, first * DEPTH, (end - first) * PER_PIECE, map);
+    return;
+  }
+  lospmm_take_registers<REGISTERS>();
+
+  float sums[PARTS][32] = {};
+  unsigned weights[PER_PIECE][STEPS][4];
+  unsigned char *const own_slots = slots + warp * (SLOTS * PIECE_BYTES);
+  uint2 *const places = all_places + warp * WORDS;
+  pieces_full += warp * SLOTS;
+  const long long tile = static_cast<long long>(blockIdx.z) * WARPS + warp;
+  Pieces own = {lospmm_array<unsigned>(0) + tile * pieces + first, lospmm_array<unsigned char>(1), end - first, 0, 0};
+  bounds(own);
+  fetch(own, own_slots, pieces_full);
+  int stage = 0, slot = 0;
+  unsigned parity = 0, slot_parity = 0;
+#pragma unroll 1
+  for (int piece = first; piece < end; ++piece) {
+    __syncwarp();  // all fragments of the piece before were made
+    fetch(own, own_slots + (slot ^ 1) * PIECE_BYTES, pieces_full + (slot ^ 1));
+    lospmm_bulk_wait(pieces_full + slot, slot_parity);
+    count(places, own_slots + slot * PIECE_BYTES);
+    __syncwarp();
+#pragma unroll
+    for (int of = 0; of < PER_PIECE; ++of) {
+#pragma unroll
+      for (int step = 0; step < STEPS; ++step) fragment_of(weights[of][step], places + of * 16 + step * 4);
+      lospmm_bulk_wait(full + stage, parity);
+      const LospmmColumns columns = lospmm_columns(ring + stage * STAGE);
+      lospmm_wgmma_begin();
+#pragma unroll
+      for (int step = 0; step < STEPS; ++step)
+        lospmm_wgmma_columns(sums, weights[of][step], lospmm_behind_rows(columns, step * 16));
+      lospmm_wgmma_commit();
+      lospmm_wgmma_wait<1>();  // the chunk before
+      if ((piece > first || of) && lane == 0) lospmm_gate_arrive(empty + (stage ? stage : STAGES) - 1);
+      if (++stage == STAGES) stage = 0, parity ^= 1;
+    }
+    slot ^= 1;
+    slot_parity ^= slot == 0;
+  }
+  lospmm_wgmma_wait<0>();
+  lospmm_store_rows<STAGES * STAGE>(sums, ring, done, static_cast<int>(lospmm_number(1)), n, c, residual);
+}
