@@ -31,7 +31,7 @@ COMMANDS = {
     ),
     "layers": Command(
         "layers:layers",
-        "Run a PyTorch model once, and write N or the convolution of each layer for `lospmm tune-model --layers`.",
+        "Write N or the convolution of each layer of a model, for `lospmm tune-model --layers`.",
     ),
     "train-ranker": Command(
         "train_ranker:train_ranker", "Train a rank model on measured kernels; with --collect, measure them first."

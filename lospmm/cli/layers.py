@@ -1,4 +1,4 @@
-"""``lospmm layers``: write the layer table of a PyTorch model."""
+"""``lospmm layers``: write the layer table of a PyTorch or ONNX model."""
 
 import runpy
 from pathlib import Path
@@ -7,37 +7,33 @@ from typing import Annotated, Any
 import typer
 
 from lospmm.cli.options import say
-from lospmm.errors import BadRequest, LospmmError, extra_needed
+from lospmm.errors import BadMatrix, BadRequest, LospmmError, extra_needed
+from lospmm.matrix.mapped import content_of
+from lospmm.model.layer_table import LayerTable
+from lospmm.model.onnx_table import table_of_onnx
 
 
 def layers(
     model: Annotated[
-        str, typer.Argument(metavar="MODEL.py:build", help="A Python file, and its function that returns the model.")
+        str,
+        typer.Argument(metavar="MODEL", help="A Python file and its function, as model.py:build, or an .onnx file."),
     ],
     example: Annotated[
-        list[str],
-        typer.Option("--example", help="Shape of an input, as 32x3x224x224, or 1x128:int64; one for each argument."),
-    ],
+        list[str] | None,
+        typer.Option("--example", help="Shape of an input, as 32x3x224x224, or 1x128:int64; one for each input."),
+    ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="The .toml to write; else it is printed.")] = None,
     min_sparsity: Annotated[
         float, typer.Option("--min-sparsity", help="Skip layers with a smaller share of zeros.")
     ] = 0.6,
 ) -> None:
-    """Run a PyTorch model once, and write N or the convolution of each layer for `lospmm tune-model --layers`.
+    """Write N or the convolution of each layer of a model, for `lospmm tune-model --layers`.
 
-    MODEL.py is run as a program: give only files that you trust. Inputs are random numbers, or zeros of an integer
-    type.
+    A PyTorch model is run once, on random numbers, or on zeros of an integer type. Its file is run as a program: give
+    only files that you trust. Of an ONNX model shapes are inferred, from --example where the file leaves them open.
     """
-    with extra_needed("torch", "lospmm layers"):
-        from lospmm.nn import table as tables
-    inputs = tuple(tables.input_of(text) for text in example)
-    built = _built(model)
-    try:
-        table = tables.layers(built, inputs, min_sparsity=min_sparsity)
-    except LospmmError:
-        raise
-    except Exception as error:  # the model may raise anything
-        raise BadRequest(f"{model}: cannot be run on the example {' '.join(example)}: {_reason(error)}") from error
+    is_onnx = model.lower().endswith(".onnx")
+    table = _of_onnx(model, example or [], min_sparsity) if is_onnx else _of_python(model, example or [], min_sparsity)
     if out is None:
         print(table.to_toml(), end="")
         return
@@ -47,6 +43,31 @@ def layers(
         raise BadRequest(f"{out}: cannot be written: {error.strerror}") from None
     asked = sum(row.skip is None for row in table.rows.values())
     say(quiet=False)(f"{out}: {asked} layers to tune, {len(table.rows) - asked} skipped")
+
+
+def _of_onnx(model: str, example: list[str], min_sparsity: float) -> LayerTable:
+    try:
+        with Path(model).open("rb") as file:
+            return table_of_onnx(content_of(file), example, min_sparsity=min_sparsity)
+    except OSError as error:
+        raise BadRequest(f"{model}: cannot be read: {error.strerror}") from None
+    except BadMatrix as error:
+        raise BadMatrix(f"{model}: {error}") from None
+
+
+def _of_python(model: str, example: list[str], min_sparsity: float) -> LayerTable:
+    if not example:
+        raise BadRequest("--example is missing: the shape of each input of a PyTorch model, as 32x3x224x224")
+    with extra_needed("torch", "lospmm layers"):
+        from lospmm.nn import table as tables
+    inputs = tuple(tables.input_of(text) for text in example)
+    built = _built(model)
+    try:
+        return tables.layers(built, inputs, min_sparsity=min_sparsity)
+    except LospmmError:
+        raise
+    except Exception as error:  # the model may raise anything
+        raise BadRequest(f"{model}: cannot be run on the example {' '.join(example)}: {_reason(error)}") from error
 
 
 def _built(text: str) -> Any:

@@ -15,7 +15,7 @@ from lospmm.settings import settings
 from lospmm.tuning.options import Options, check_served
 
 MatrixArgument = Annotated[
-    Path, typer.Argument(metavar="MATRIX", help="A pruned weight matrix: .npz .npy .mtx .smtx .safetensors.")
+    Path, typer.Argument(metavar="MATRIX", help="A pruned weight matrix: .npz .npy .mtx .smtx .safetensors .onnx.")
 ]
 ColumnsOption = Annotated[int, typer.Option("--n", help="Columns of B.")]
 LayerColumnsOption = Annotated[int | None, typer.Option("--n", help="Columns of B; needed without --conv.")]
@@ -30,11 +30,11 @@ ConvolutionOption = Annotated[
     ),
 ]
 BiasOption = Annotated[Path | None, typer.Option("--bias", help="Add a .npy with one number a row of C.")]
-BiasesOption = Annotated[bool, typer.Option("--biases", help="Add the bias beside each weight of a .safetensors.")]
+BiasesOption = Annotated[bool, typer.Option("--biases", help="Add the bias beside each weight of a model.")]
 ReluOption = Annotated[bool, typer.Option("--relu", help="Apply ReLU to C.")]
 ResidualOption = Annotated[bool, typer.Option("--residual", help="Add a third argument of C's shape.")]
 DeviceOption = Annotated[str, typer.Option("--device", help="A GPU of the device table, a device file, or auto.")]
-TensorOption = Annotated[str | None, typer.Option("--tensor", help="The weight to take from a .safetensors.")]
+TensorOption = Annotated[str | None, typer.Option("--tensor", help="The weight to take from a model.")]
 TransposeOption = Annotated[
     bool, typer.Option("--transpose", help="The weights are in x out, as scikit-learn, Keras and JAX hold them.")
 ]

@@ -55,7 +55,8 @@ from lospmm.stages import Progress
 
 def tune_model(
     model: Annotated[
-        Path, typer.Argument(metavar="MODEL", help="A .safetensors, or a folder of matrix files with a layer each.")
+        Path,
+        typer.Argument(metavar="MODEL", help="A .safetensors, an .onnx, or a folder of matrix files."),
     ],
     out: Annotated[Path, out_option("The folder to put a folder for each layer in.")],
     layers: LayersOption = None,
@@ -85,7 +86,7 @@ def tune_model(
 ) -> None:
     """Make a kernel for every layer of a model, each in a folder of its own, and report.json about all of them.
 
-    --layers gives each layer its own N or convolution; `lospmm layers` writes such a table from a PyTorch model.
+    --layers gives each layer its own N or convolution; `lospmm layers` writes such a table.
     """
     options = options_for(
         address := chosen_server(server, key),

@@ -148,10 +148,10 @@ class Client:
         timeout_seconds: float | None = None,
         **options: Any,
     ) -> list[LayerResult]:
-        """Tune the layers of a model: a ``.safetensors``, a folder of matrix files, or weights by name.
+        """Tune the layers of a model: a ``.safetensors`` or ``.onnx``, a folder of matrix files, or weights by name.
 
         ``layers`` gives each layer its own n or convolution, bias and epilogue, in place of those of all layers.
-        ``biases`` are those of layers by name, or True: each layer of a ``.safetensors`` has the one beside its weight.
+        ``biases`` are those of layers by name, or True: each layer of a model's file has the one beside its weight.
 
         A layer that is wrong, or that has no kernel in the end, has an ``error`` and the others their kernels; what is
         ``skipped`` comes last. Raises BadMatrix where the model cannot be read at all, and the rest as ``tune``.

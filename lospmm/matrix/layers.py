@@ -1,7 +1,7 @@
 """The layers of a model: their names, their folders, and their matrices, one in memory at a time.
 
-A model is a ``.safetensors``, each 2-D or 4-D weight of which is a layer, or a folder of matrix files, each of which
-is a layer (of a ``.safetensors`` in it, each weight is one).
+A model is a ``.safetensors`` or an ``.onnx``, each 2-D or 4-D weight of which is a layer, or a folder of matrix files,
+each of which is a layer (of a model in it, each weight is one).
 """
 
 import hashlib
@@ -33,7 +33,7 @@ _READABLE_CHARACTERS, _DIGITS = 60, 16
 class LayerSource:
     """The layers of a model; ``read`` yields those of the names that it is given, in the order of ``names``.
 
-    ``others`` are the tensors of a ``.safetensors`` that are no layers, with the reasons; ``has_biases`` says whether
+    ``others`` are the tensors of a model's file that are no layers, with the reasons; ``has_biases`` says whether
     a bias of any layer is among them.
     """
 
@@ -121,7 +121,7 @@ def _is_matrix(file: Path) -> bool:
 
 def _part(file: Path, seed: int) -> LayerSource:
     """Return the layers of one file. A file that is a single layer is read only when its turn comes."""
-    if file.suffix.lower() != ".safetensors":
+    if file.suffix.lower().removeprefix(".") not in readers.MODELS:
         name = _text(file.stem)
         return LayerSource(file.name, (name,), lambda _: iter([(name, _matrix(file, seed))]))
     try:
@@ -132,7 +132,7 @@ def _part(file: Path, seed: int) -> LayerSource:
 
 
 def _weights(file: Path) -> LayerSource:
-    """Return the layers of a ``.safetensors``. Raises BadMatrix."""
+    """Return the layers of a model's file. Raises BadMatrix."""
     held = readers.tensors_of_model(_content(file), file.name)
     return LayerSource(
         file.name,

@@ -21,6 +21,7 @@ from safetensors import SafetensorError, safe_open
 
 from lospmm.errors import BadMatrix, BadRequest, printable
 from lospmm.matrix import npz as npy
+from lospmm.matrix import onnx_file
 from lospmm.matrix import text as matrix_text
 from lospmm.matrix.csr import SparseMatrix, check_axes, check_shape, from_coo, transposed
 from lospmm.matrix.mapped import Content, Decode, as_it_is, content_of, nonzeros
@@ -75,7 +76,7 @@ def read(path: Path, *, tensor: str | None = None, seed: int = 0) -> MatrixFile:
 
 
 def content_in(stream: IO[bytes]) -> Content:
-    """Return the bytes of a local file, mapped if it is a ``.safetensors``, which may have any size.
+    """Return the bytes of a local file, mapped if it is a model, which may have any size.
 
     Of other formats it returns at most one byte more than LOSPMM_MAX_UPLOAD_BYTES, so that the reader can refuse the
     file as too large.
@@ -109,7 +110,7 @@ def bias_in(content: Content, name: str) -> NDArray[np.floating]:
 def read_bytes(content: Content, name: str, *, tensor: str | None = None, seed: int = 0) -> MatrixFile:
     """Return the matrix in the bytes of a file called ``name``. Raises BadMatrix.
 
-    ``tensor`` names the weight to take from a ``.safetensors`` that has several. ``seed`` draws the values of a
+    ``tensor`` names the weight to take from a model that has several. ``seed`` draws the values of a
     pattern: the same pattern and seed give the same values in every format.
     """
     name = _printable(name.replace("\\", "/").rpartition("/")[2]) or "matrix"
@@ -126,7 +127,7 @@ def read_bytes(content: Content, name: str, *, tensor: str | None = None, seed: 
 def read_model(
     content: Content, name: str, wanted: Collection[str] | None = None
 ) -> Iterator[tuple[str, MatrixFile | BadMatrix]]:
-    """Yield each weight of a ``.safetensors`` by name, or what is wrong with it; layer 2 before layer 10.
+    """Yield each weight of a model by name, or what is wrong with it; layer 2 before layer 10.
 
     ``wanted`` are the names of those that are read, None: all.
 
@@ -148,7 +149,7 @@ def read_model(
 
 
 class ModelTensors(NamedTuple):
-    """The tensors of a ``.safetensors``: weights, with whether each has a bias; others, with why they are none."""
+    """The tensors of a model: weights, with whether each has a bias; others, with why they are none."""
 
     weights: dict[str, bool]
     others: dict[str, str]
@@ -176,7 +177,7 @@ def _weights(content: Content, name: str) -> dict[str, dict[str, Any]]:
         _reader(content, name, None)
         if not is_model(content):
             raise BadMatrix(
-                "is not a .safetensors file; of another format a model is a file a layer, in one folder or request"
+                "is no .safetensors or .onnx file; of another format a model is a file a layer, in a folder or request"
             )
         weights = {tensor: weight for tensor, weight in _tensors(content).items() if _is_weight(weight)}
         if not weights:
@@ -192,8 +193,8 @@ def natural(name: str) -> list[tuple[int, str]]:
 
 
 def is_model(content: Content) -> bool:
-    """Return whether the bytes begin as a ``.safetensors``, the only format that holds several matrices."""
-    return _BEGINNINGS["safetensors"].match(content) is not None
+    """Return whether the bytes begin as a file that holds several matrices."""
+    return _kind(content) in MODELS
 
 
 def _read_npy(content: Content) -> tuple[SparseMatrix, Values]:
@@ -217,7 +218,7 @@ def _read_smtx(content: Content) -> tuple[SparseMatrix, Values]:
     return matrix_text.read_smtx(content), "drawn"
 
 
-def _read_safetensors(content: Content, tensor: str | None = None) -> tuple[SparseMatrix, Values]:
+def _read_weight(content: Content, tensor: str | None = None) -> tuple[SparseMatrix, Values]:
     """Read one weight: 2-D as it is; 4-D (out, in, height, width) as (out, in x height x width)."""
     weights = _tensors(content)
     eligible = sorted(name for name, weight in weights.items() if _is_weight(weight))
@@ -285,16 +286,20 @@ READERS: dict[str, Callable[[Content], tuple[SparseMatrix, Values]]] = {
     "npz": _read_npz,
     "npy": _read_npy,
     "mtx": _read_mtx,
-    "safetensors": _read_safetensors,
+    "safetensors": _read_weight,
     "smtx": _read_smtx,
+    "onnx": _read_weight,
 }
+
+#: Formats that hold several matrices.
+MODELS = ("safetensors", "onnx")
 
 _NAME_CHARACTERS = 200
 
 #: The longest header of a .safetensors file; each tensor that it lists costs a few Python objects.
 _TENSOR_HEADER_BYTES = 4 << 20
 
-#: Enough bytes to recognise a .safetensors.
+#: Enough bytes to recognise a model.
 _BEGINNING_BYTES = 9
 
 _BEGINNINGS = {
@@ -303,6 +308,7 @@ _BEGINNINGS = {
     "mtx": re.compile(rb"%%MatrixMarket", re.IGNORECASE),
     "safetensors": re.compile(rb".{8}\{", re.DOTALL),
     "smtx": re.compile(rb"-?\d+[ \t]*[, \t][ \t]*-?\d+[ \t]*[, \t][ \t]*-?\d+\s"),
+    "onnx": onnx_file.BEGINNING,
 }
 
 #: Types of weight tensors, and of their masks, and the NumPy type that their bytes are read as.
@@ -322,7 +328,7 @@ def _reader(content: Content, name: str, tensor: str | None) -> Callable[[Conten
     if not content:
         raise BadMatrix("is empty (0 bytes)")
     claimed = PurePosixPath(name).suffix.lower().removeprefix(".")
-    found = next((kind for kind, beginning in _BEGINNINGS.items() if beginning.match(content)), None)
+    found = _kind(content)
     if found is None:
         known = ", ".join(f".{kind}" for kind in READERS)
         fault = f"does not begin as a .{claimed} file does" if claimed in READERS else f"is none of {known}"
@@ -331,13 +337,26 @@ def _reader(content: Content, name: str, tensor: str | None) -> Callable[[Conten
         raise BadMatrix(f"the name says .{claimed} but the content is .{found}; rename the file")
     if tensor is None:
         return READERS[found]
-    if found != "safetensors":
-        raise BadMatrix(f"tensor chooses from a .safetensors file, this is .{found}; leave it out")
-    return partial(_read_safetensors, tensor=tensor)
+    if found not in MODELS:
+        raise BadMatrix(f"tensor chooses from a .safetensors or .onnx file, this is .{found}; leave it out")
+    return partial(_read_weight, tensor=tensor)
+
+
+def _kind(content: Content) -> str | None:
+    """Return the format that the bytes begin as, or None."""
+    return next((kind for kind, beginning in _BEGINNINGS.items() if beginning.match(content)), None)
 
 
 def _tensors(content: Content) -> dict[str, dict[str, Any]]:
-    """Return dtype, shape and data of each tensor by name, without the copy that the library would make."""
+    """Return dtype, shape and data of each tensor of a model by name."""
+    tensors = onnx_file.tensors_of(content) if _kind(content) == "onnx" else _of_safetensors(content)
+    if (wrong := next((name for name in tensors if not name.isprintable()), None)) is not None:
+        raise BadMatrix(f"tensor name {wrong[:80]!r} holds a character that cannot be printed; rename the tensor")
+    return _masked(tensors)
+
+
+def _of_safetensors(content: Content) -> dict[str, dict[str, Any]]:
+    """Return the tensors of a ``.safetensors``, without the copy that the library would make."""
     header_bytes = int.from_bytes(content[:8], "little")
     if header_bytes > min(_TENSOR_HEADER_BYTES, len(content) - 8):
         raise BadMatrix(
@@ -353,11 +372,9 @@ def _tensors(content: Content) -> dict[str, dict[str, Any]]:
             tensors[name] = {"dtype": tensor["dtype"], "shape": tensor["shape"], "data": values[start:end]}
     for name in tensors:
         path = PurePosixPath(name.replace("\\", "/"))
-        if not name.isprintable():
-            raise BadMatrix(f"tensor name {name[:80]!r} holds a character that cannot be printed; rename the tensor")
         if path.is_absolute() or ".." in path.parts:
             raise BadMatrix(f"tensor name {name[:80]!r} could point outside a directory; rename the tensor")
-    return _masked(tensors)
+    return tensors
 
 
 def _masked(tensors: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Models as jobs of the queue: one ``.safetensors`` with its weights, or one matrix file a layer.
+"""Models as jobs of the queue: one ``.safetensors`` or ``.onnx`` with its weights, or one matrix file a layer.
 
 A layer that cannot be read fails alone, with its name and a reason; equal layers are one kernel.
 """
@@ -122,7 +122,7 @@ def _by_layer(files: Received) -> dict[str, UploadFile]:
     if others := biases.keys() - names:
         raise BadRequest(
             f"bias {min(others)!r}: no matrix file is called so; a bias is called as its matrix file is, fc1.npy of "
-            "fc1.npz, and those of a .safetensors are taken with biases=true"
+            "fc1.npz, and those of a model's file are taken with biases=true"
         )
     return biases
 

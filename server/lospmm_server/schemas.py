@@ -125,7 +125,7 @@ class TuningQuery(BaseModel):
 class KernelQuery(TuningQuery):
     """The parameters of a kernel's tuning."""
 
-    tensor: str | None = Field(default=None, max_length=1000, description="The weight to take from a .safetensors.")
+    tensor: str | None = Field(default=None, max_length=1000, description="The weight to take from a model.")
     wait: float = Field(
         default=DEFAULT_WAIT, ge=0, le=MAX_WAIT, description="Seconds to wait for the kernel; 0 answers at once."
     )
@@ -149,7 +149,7 @@ class ModelQuery(TuningQuery):
 
     biases: bool = Field(
         default=False,
-        description="Each kernel adds the bias that lies beside its weight in the .safetensors: fc.bias of fc.weight.",
+        description="Each kernel adds the bias that lies beside its weight in the model: fc.bias of fc.weight.",
     )
     wait: float = Field(
         default=0.0, ge=0, le=MAX_WAIT, description="Seconds to wait for all layers; 0 answers at once."

@@ -1,5 +1,6 @@
 """lospmm layers: the layer table of a model, from a Python file to the kernels of tune-model."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from tests.cli.command import H200, Command
+from tests.fixtures.onnx_models import onnx_product
 
 pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'lospmm[torch]'")
 
@@ -41,6 +43,23 @@ def test_the_command(lospmm_command: Command, tmp_path: Path) -> None:
     tuned = lospmm_command("tune-model", net, "--layers", table, *H200, "--out", tmp_path / "out")
     assert tuned.status == 0, tuned.err
     assert {path.name for path in (tmp_path / "out").iterdir()} >= {"0.weight", "2.weight"}
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_an_onnx_file(lospmm_command: Command, tmp_path: Path) -> None:
+    net, table = tmp_path / "net.onnx", tmp_path / "layers.toml"
+    net.write_bytes(onnx_product(batch="batch"))
+    open_batch = lospmm_command("layers", net)
+    assert "the shape of its input is ? x 10: give those of the model's inputs (--example)" in open_batch.out
+    written = lospmm_command("layers", net, "--example", "8x10", "--out", table)
+    assert (written.status, written.err) == (0, f"{table}: 1 layers to tune, 0 skipped\n")
+    tuned = lospmm_command("tune-model", net, "--layers", table, *H200, "--out", tmp_path / "out")
+    assert tuned.status == 0, tuned.err
+    manifest = json.loads((tmp_path / "out" / "fc" / "manifest.json").read_text())
+    assert (manifest["m"], manifest["k"], manifest["n"]) == (16, 10, 8)
+    net.write_bytes(net.read_bytes()[:-9])
+    damaged = lospmm_command("layers", net)
+    assert damaged.status == 2 and f"{net}: truncated or damaged ONNX model" in damaged.err
 
 
 @pytest.mark.parametrize(

@@ -320,7 +320,7 @@ def test_refused_tensor(tensor_name, words):
 
 
 def test_tensor_is_only_for_safetensors():
-    with pytest.raises(BadMatrix, match=r"^a.npy: tensor chooses from a .safetensors file, this is .npy"):
+    with pytest.raises(BadMatrix, match=r"^a.npy: tensor chooses from a .safetensors or .onnx file, this is .npy"):
         read_bytes(saved(np.save, EYE), "a.npy", tensor="w")
 
 

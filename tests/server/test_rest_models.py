@@ -10,9 +10,11 @@ from safetensors.numpy import save as save_tensors
 from starlette.testclient import TestClient
 
 from lospmm.matrix.csr import from_dense
+from lospmm.model.onnx_table import table_of_onnx
 from lospmm_server.schemas import JobList, JobView
 from lospmm_server.service import Service
 from tests.fixtures.files import npy, safetensors, tensor
+from tests.fixtures.onnx_models import onnx_product
 from tests.fixtures.waiting import wait_until
 from tests.server.conftest import SlowToolkit, npy_file, weights
 
@@ -49,6 +51,20 @@ def test_every_weight_of_a_file_is_a_layer_and_equal_ones_are_tuned_once(
     assert kernel["fingerprint"] == from_dense(weights(2)).fingerprint
     assert [layers["fc.1"][side] for side in ("m", "k", "nnz")] == [kernel[side] for side in ("m", "k", "nnz")]
     assert client.get(answer.headers["location"]).json() == job
+
+
+def test_an_onnx_model_with_its_layer_table(client: TestClient, slow_toolkit: SlowToolkit) -> None:
+    slow_toolkit.gate.touch()
+    content = onnx_product(batch=8)
+    table = table_of_onnx(content).to_toml().encode()
+    files = {"matrix": ("net.onnx", content), "layers": ("layers.toml", table)}
+    answer = client.post("/v1/models?device=h200&wait=60", files=files)
+    assert (answer.status_code, answer.json()["name"]) == (201, "net"), answer.text
+    (layer,) = answer.json()["layers"]
+    assert [layer[key] for key in ("name", "m", "k")] == ["fc", 16, 10]
+    assert client.get(layer["kernel"]).json()["n"] == 8
+    damaged = client.post("/v1/models?n=8&device=h200", files={"matrix": ("net.onnx", content[:-9])})
+    assert damaged.status_code == 422 and "truncated or damaged ONNX model" in damaged.json()["detail"]
 
 
 def test_posted_twice_it_is_the_same_job(client: TestClient, slow_toolkit: SlowToolkit) -> None:

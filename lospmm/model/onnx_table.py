@@ -1,0 +1,195 @@
+"""The layer table of an ONNX model: what each weight is multiplied by, from the shapes that ONNX infers."""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from lospmm.errors import BadMatrix, BadRequest, LospmmError, extra_needed, printable
+from lospmm.matrix import onnx_file
+from lospmm.matrix.mapped import Content
+from lospmm.matrix.readers import MatrixFile, read_model
+from lospmm.model.layer_table import LayerSpec, LayerTable
+from lospmm.problem.convolution import Convolution, written
+
+if TYPE_CHECKING:
+    from onnx import GraphProto, ModelProto, NodeProto
+
+#: Sizes of a tensor; None for one that is not known.
+Shape = tuple[int | None, ...]
+
+#: The types of weights that have kernels, and of their kernels.
+_DTYPES = {"FLOAT": None, "FLOAT16": "float16", "BFLOAT16": "bfloat16"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Use:
+    """A use of a weight: the node, where its inputs are, and whether they are transposed."""
+
+    node: "NodeProto"
+    at: int
+    is_transposed: bool
+
+
+def table_of_onnx(content: Content, shapes: Sequence[str] = (), *, min_sparsity: float = 0.6) -> LayerTable:
+    """Return a row for each weight of an ONNX model, by its name: its columns of B or its convolution, or why not.
+
+    ``shapes`` are those of the model's inputs, in order, as 32x3x224x224; without them those in the file. A weight that
+    is used several times has the most columns; one with a smaller share of zeros than ``min_sparsity`` is skipped.
+    Raises BadMatrix for a file that cannot be read, BadRequest for shapes that do not fit.
+    """
+    model = onnx_file.load(content)
+    known = _shapes_of(model, shapes)
+    uses = _uses(model.graph)
+    types = {tensor.name: onnx_file.dtype_of(tensor) for tensor in model.graph.initializer}
+    held = {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
+    rows = {}
+    for name, file in read_model(content, "model"):
+        own = uses.get(name, [])
+        found = [_row(use, known, held[name]) for use in own]
+        row = max(found, key=_columns, default=LayerSpec(skip="no node of the graph takes it"))
+        if (why := _why_dense(file, min_sparsity)) is not None and row.skip is None:
+            row = LayerSpec(skip=why)
+        if row.skip is None:
+            row = replace(row, bias=_adds_bias(own, name, file), dtype=_DTYPES.get(types[name]))
+        rows[name] = row
+    return LayerTable(rows)
+
+
+def _columns(row: LayerSpec) -> int:
+    return 0 if row.skip is not None else row.columns
+
+
+def _why_dense(file: MatrixFile | BadMatrix, min_sparsity: float) -> str | None:
+    if isinstance(file, BadMatrix):
+        return str(file)
+    if file.matrix.sparsity < min_sparsity:
+        return f"fewer zeros than the {100 * min_sparsity:.0f}% of min_sparsity"
+    return None if file.matrix.nnz else "all its weights are zero"
+
+
+def _adds_bias(uses: Sequence[_Use], name: str, file: MatrixFile | BadMatrix) -> bool:
+    """Return whether the nodes add the bias that lies beside the weight by its name."""
+    beside = f"{name.removesuffix('weight')}bias"
+    has_bias = isinstance(file, MatrixFile) and file.beside is not None
+    return has_bias and all(len(use.node.input) > 2 and use.node.input[2] == beside for use in uses)
+
+
+def _shapes_of(model: "ModelProto", shapes: Sequence[str]) -> dict[str, Shape]:
+    """Return the shape of each tensor by name, as far as it is known. Raises BadRequest."""
+    with extra_needed("onnx", "the layer table of an ONNX model"):
+        from onnx.shape_inference import InferenceError, infer_shapes
+    weights = {tensor.name for tensor in model.graph.initializer}
+    inputs = [value for value in model.graph.input if value.name not in weights]
+    if shapes and len(shapes) != len(inputs):
+        names = ", ".join(printable(value.name)[:40] for value in inputs)
+        raise BadRequest(f"example: {len(shapes)} shapes for {len(inputs)} inputs: {names}")
+    for value, text in zip(inputs, shapes, strict=False):
+        sizes, own = _sizes(text), value.type.tensor_type.shape
+        if len(sizes) != len(own.dim):
+            raise BadRequest(f"example {text!r:.80}: input {value.name[:40]!r} has {len(own.dim)} axes")
+        for dim, size in zip(own.dim, sizes, strict=True):
+            dim.dim_value = size
+    if shapes:  # what the file says of later shapes may be of another batch
+        del model.graph.value_info[:]
+        for value in model.graph.output:
+            value.type.tensor_type.ClearField("shape")
+    try:
+        graph = infer_shapes(model, strict_mode=True, data_prop=True).graph
+    except (InferenceError, ValueError) as error:
+        raise BadRequest(f"shapes of the model cannot be inferred: {' '.join(str(error).split())[:200]}") from None
+    return {value.name: _shape(value) for value in (*graph.input, *graph.value_info, *graph.output)}
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    shape = text.partition(":")[0]
+    if not re.fullmatch(r"[0-9]{1,9}(x[0-9]{1,9})*", shape):
+        raise BadRequest(f"example {text!r:.80}: write a shape, as 32x3x224x224")
+    return tuple(map(int, shape.split("x")))
+
+
+def _shape(value: Any) -> Shape:
+    return tuple(dim.dim_value if dim.HasField("dim_value") else None for dim in value.type.tensor_type.shape.dim)
+
+
+def _uses(graph: "GraphProto") -> dict[str, list[_Use]]:
+    """Return the uses of each initializer; one that is transposed before counts as used there."""
+    weights = {tensor.name for tensor in graph.initializer}
+    turned: dict[str, str] = {}
+    found: dict[str, list[_Use]] = {}
+    for node in graph.node:
+        if node.op_type == "Transpose" and node.input[0] in weights and _attributes(node).get("perm", [1, 0]) == [1, 0]:
+            turned[node.output[0]] = node.input[0]
+            continue
+        for at, name in enumerate(node.input):
+            own = turned.get(name, name)
+            if own in weights:
+                found.setdefault(own, []).append(_Use(node, at, name in turned))
+    return found
+
+
+def _attributes(node: "NodeProto") -> dict[str, Any]:
+    from onnx.helper import get_attribute_value
+
+    return {attribute.name: get_attribute_value(attribute) for attribute in node.attribute}
+
+
+def _row(use: _Use, known: Mapping[str, Shape], weight: Shape) -> LayerSpec:
+    """Return the row of one use of a weight."""
+    kind, attributes = use.node.op_type, _attributes(use.node)
+    try:
+        if kind == "Conv" and use.at == 1:
+            return _convolution(use, attributes, known, weight)
+        if kind in ("MatMul", "Gemm") and use.at < 2 and len(weight) == 2:
+            return _product(use, attributes, known)
+        return LayerSpec(skip=f"no kernel for {printable(kind)[:40]}")
+    except LospmmError as error:
+        return LayerSpec(skip=str(error))
+
+
+def _convolution(use: _Use, attributes: Mapping[str, Any], known: Mapping[str, Shape], weight: Shape) -> LayerSpec:
+    batch, channels, height, width = _known(use.node.input[0], known)
+    kernel_height, kernel_width = (size or 0 for size in weight[2:])
+    groups = int(attributes.get("group", 1))
+    if groups > 1 and groups == channels:
+        raise BadRequest("it is depthwise: a sum for each channel, which pruning does not shorten")
+    top, left, bottom, right = attributes.get("pads", [0, 0, 0, 0])
+    if (top, left) != (bottom, right) or attributes.get("auto_pad", b"NOTSET") not in (b"NOTSET", b"VALID"):
+        raise BadRequest("its padding is not the same on both sides: pad the input by a node of its own")
+    window = Convolution(
+        batch,
+        channels,
+        height,
+        width,
+        kernel_height,
+        kernel_width,
+        stride=tuple(attributes.get("strides", [1, 1])),
+        padding=(top, left),
+        dilation=tuple(attributes.get("dilations", [1, 1])),
+    )
+    return LayerSpec(conv=written(window), groups=groups)
+
+
+def _product(use: _Use, attributes: Mapping[str, Any], known: Mapping[str, Shape]) -> LayerSpec:
+    """Return the row of x W, whose weight is held in x out, or of W x; of a Gemm either may be transposed."""
+    if any(attributes.get(name, 1.0) != 1.0 for name in ("alpha", "beta")):
+        raise BadRequest("a Gemm with alpha or beta, which kernels do not multiply by")
+    other = _known(use.node.input[1 - use.at], known)
+    if bool(attributes.get("transA" if use.at else "transB", 0)):  # of the other factor
+        other = other[::-1]
+    is_turned = use.is_transposed != bool(attributes.get("transB" if use.at else "transA", 0))
+    if use.at == 0:
+        if len(other) != 2:
+            raise BadRequest(f"a weight times a tensor of {len(other)} axes")
+        return LayerSpec(n=other[1], transpose=is_turned)
+    return LayerSpec(n=math.prod(other[:-1]), transpose=not is_turned)
+
+
+def _known(name: str, known: Mapping[str, Shape]) -> tuple[int, ...]:
+    shape = known.get(name, ())
+    sizes = tuple(size for size in shape if size is not None)
+    if not shape or len(sizes) != len(shape):
+        shown = " x ".join("?" if size is None else str(size) for size in shape) or "unknown"
+        raise BadRequest(f"the shape of its input is {shown}: give those of the model's inputs (--example)")
+    return sizes

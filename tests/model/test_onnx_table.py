@@ -1,0 +1,185 @@
+"""The layer table of ONNX models: each way in which a weight is multiplied, and a network as PyTorch exports it."""
+
+import io
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lospmm.errors import BadMatrix, BadRequest
+from lospmm.matrix.readers import read_model, tensors_of_model
+from lospmm.model.layer_table import LayerSpec, LayerTable
+from lospmm.model.onnx_table import table_of_onnx
+
+onnx = pytest.importorskip("onnx", reason="onnx is not installed: pip install 'lospmm[onnx]'")
+helper, numpy_helper, TensorProto = onnx.helper, onnx.numpy_helper, onnx.TensorProto
+
+FLOAT = TensorProto.FLOAT
+
+
+def pruned(*shape: int, dtype: Any = np.float32) -> np.ndarray:
+    rng = np.random.default_rng(sum(shape))
+    return np.where(rng.random(shape) < 0.2, rng.normal(size=shape) + 3, 0).astype(dtype)
+
+
+def model_of(
+    nodes: Sequence[Any], weights: dict[str, np.ndarray], inputs: dict[str, Sequence[int | str]], kind: int = FLOAT
+) -> bytes:
+    graph = helper.make_graph(
+        list(nodes),
+        "graph",
+        [helper.make_tensor_value_info(name, kind, shape) for name, shape in inputs.items()],
+        [helper.make_tensor_value_info(nodes[-1].output[0], kind, None)],
+        [numpy_helper.from_array(array, name) for name, array in weights.items()],
+    )
+    made: bytes = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]).SerializeToString()
+    return made
+
+
+def row(
+    node: Any, weights: dict[str, np.ndarray], shape: Sequence[int | str], *before: Any, **options: Any
+) -> LayerSpec:
+    table = table_of_onnx(model_of([*before, node], weights, {"x": shape}), **options)
+    return table.rows["w.weight"]
+
+
+def node(kind: str, *inputs: str, **attributes: Any) -> Any:
+    return helper.make_node(kind, inputs, ["y"], **attributes)
+
+
+WIDE, BIAS = pruned(24, 16), np.ones(24, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("made", "weight", "shape", "expected"),
+    [
+        (node("Gemm", "x", "w.weight", "w.bias", transB=1), WIDE, (5, 16), LayerSpec(n=5, bias=True)),
+        (node("Gemm", "x", "w.weight", "w.bias"), WIDE.T, (5, 16), LayerSpec(n=5, transpose=True, bias=True)),
+        (node("Gemm", "x", "w.weight", transA=1, transB=1), WIDE, (16, 5), LayerSpec(n=5)),
+        (node("Gemm", "w.weight", "x", transA=1), WIDE, (24, 7), LayerSpec(n=7, transpose=True)),
+        (node("MatMul", "x", "w.weight"), WIDE.T, (2, 3, 16), LayerSpec(n=6, transpose=True)),
+        (node("MatMul", "w.weight", "x"), WIDE, (16, 9), LayerSpec(n=9)),
+        (
+            node("Conv", "x", "w.weight", pads=[1, 2, 1, 2], strides=[2, 1], dilations=[1, 2]),
+            pruned(8, 3, 3, 3),
+            (4, 3, 10, 12),
+            LayerSpec(conv="4x3x10x12,3x3,stride=2x1,padding=1x2,dilation=1x2"),
+        ),
+        (
+            node("Conv", "x", "w.weight", "w.bias", group=2),
+            pruned(24, 2, 1, 1),
+            (1, 4, 5, 5),
+            LayerSpec(conv="1x4x5x5,1x1,stride=1x1,padding=0x0,dilation=1x1", groups=2, bias=True),
+        ),
+    ],
+)
+def test_the_ways_to_multiply(made: Any, weight: np.ndarray, shape: tuple[int, ...], expected: LayerSpec) -> None:
+    assert row(made, {"w.weight": np.ascontiguousarray(weight), "w.bias": BIAS}, shape) == expected
+
+
+def test_a_weight_that_a_node_transposes() -> None:
+    before = helper.make_node("Transpose", ["w.weight"], ["t"], perm=[1, 0])
+    assert row(node("MatMul", "x", "t"), {"w.weight": WIDE}, (2, 3, 16), before) == LayerSpec(n=6)
+
+
+@pytest.mark.parametrize(
+    ("made", "weight", "shape", "why"),
+    [
+        (node("Gather", "w.weight", "i"), WIDE, (3, 16), "no kernel for Gather"),
+        (node("Gemm", "x", "w.weight", alpha=2.0, transB=1), WIDE, (5, 16), "alpha or beta"),
+        (node("MatMul", "w.weight", "x"), WIDE, (2, 16, 3), "a weight times a tensor of 3 axes"),
+        (node("Conv", "x", "w.weight", pads=[0, 0, 1, 1]), pruned(8, 3, 3, 3), (1, 3, 9, 9), "both sides"),
+        (node("Conv", "x", "w.weight", auto_pad="SAME_UPPER"), pruned(8, 3, 3, 3), (1, 3, 9, 9), "both sides"),
+        (node("Conv", "x", "w.weight", group=6), pruned(6, 1, 3, 3), (1, 6, 9, 9), "depthwise"),
+        (node("Gemm", "x", "w.weight", transB=1), WIDE, ("batch", 16), "the shape of its input is ? x 16"),
+        (node("Gemm", "x", "w.weight", transB=1), WIDE + 1, (5, 16), "fewer zeros than the 60%"),
+        (node("Gemm", "x", "w.weight", transB=1), 0 * WIDE, (5, 16), "all its weights are zero"),
+        (node("Relu", "x"), WIDE, (5, 16), "no node of the graph takes it"),
+    ],
+)
+def test_what_has_no_kernel(made: Any, weight: np.ndarray, shape: tuple[int | str, ...], why: str) -> None:
+    weights = {"w.weight": weight, "i": np.zeros(2, np.int64)}
+    assert why in (row(made, weights, shape).skip or "")
+
+
+def test_the_shapes_of_inputs_and_the_most_columns() -> None:
+    nodes = [
+        helper.make_node("Gemm", ["x", "w.weight"], ["y"], transB=1),
+        helper.make_node("Gemm", ["z", "w.weight"], ["u"], transB=1),
+    ]
+    content = model_of(nodes, {"w.weight": WIDE}, {"x": ("batch", 16), "z": (4, 16)})
+    assert table_of_onnx(content, ["3x16", "9x16:float32"]).rows == {"w.weight": LayerSpec(n=9)}
+    for shapes, why in (
+        (["3x16"], "1 shapes for 2 inputs: x, z"),
+        (["3x16x1", "4x16"], "'x' has 2 axes"),
+        (["3by16", "4x16"], "write a shape"),
+        (["3x17", "4x16"], "shapes of the model cannot be inferred"),
+    ):
+        with pytest.raises(BadRequest, match=why):
+            table_of_onnx(content, shapes)
+
+
+def test_types_of_weights() -> None:
+    half = model_of(
+        [node("Gemm", "x", "w.weight", transB=1)],
+        {"w.weight": pruned(8, 16, dtype=np.float16)},
+        {"x": (5, 16)},
+        TensorProto.FLOAT16,
+    )
+    assert table_of_onnx(half).rows["w.weight"] == LayerSpec(n=5, dtype="float16")
+    tensor = helper.make_tensor("w.weight", TensorProto.BFLOAT16, (2, 4), [0, 0, 1.5, 0, 0, 0, 0, -2.0])
+    graph = helper.make_graph([], "graph", [], [], [tensor])
+    ((_, found),) = read_model(helper.make_model(graph).SerializeToString(), "m.onnx")
+    assert found.matrix.to_scipy().toarray().tolist() == [[0, 0, 1.5, 0], [0, 0, 0, -2.0]]  # type: ignore[union-attr]
+    whole = helper.make_graph([], "graph", [], [], [numpy_helper.from_array(np.ones((2, 2), np.int8), "q"), tensor])
+    assert tensors_of_model(helper.make_model(whole).SerializeToString(), "m.onnx").others == {
+        "q": "INT8 with 2 axes: weights are F16, BF16, F32, F64, with 2 axes or 4"
+    }
+
+
+def test_files_that_are_not_whole() -> None:
+    content = model_of([node("Gemm", "x", "w.weight", transB=1)], {"w.weight": WIDE}, {"x": (5, 16)})
+    for cut in (12, len(content) // 2, len(content) - 1):
+        with pytest.raises(BadMatrix, match="truncated or damaged ONNX model"):
+            list(read_model(content[:cut], "m.onnx"))
+    apart = numpy_helper.from_array(WIDE, "w.weight")
+    apart.ClearField("raw_data")
+    apart.data_location = TensorProto.EXTERNAL
+    short = numpy_helper.from_array(WIDE, "w.weight")
+    short.raw_data = short.raw_data[:-4]
+    for tensor, why in ((apart, "lies in another file"), (short, "1532 bytes are no FLOAT of shape")):
+        graph = helper.make_graph([], "graph", [], [], [tensor])
+        with pytest.raises(BadMatrix, match=why):
+            list(read_model(helper.make_model(graph).SerializeToString(), "m.onnx"))
+
+
+def test_a_network_as_it_is_exported() -> None:
+    """Its table is that of the PyTorch model, but for what PyTorch alone knows: ReLU and residuals."""
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'lospmm[torch]'")
+    from torch.nn.utils import prune
+
+    import lospmm.nn
+
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 8, 3, padding=1),
+        torch.nn.ReLU(),
+        torch.nn.Conv2d(8, 8, 3, stride=2, padding=1, groups=2, bias=False),
+        torch.nn.Flatten(),
+        torch.nn.Linear(512, 10),
+    ).eval()
+    for at in (0, 2, 4):
+        prune.l1_unstructured(model[at], "weight", 0.8)
+        prune.remove(model[at], "weight")
+    example = torch.randn(2, 3, 16, 16)
+    file = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(model, (example,), file, dynamo=False)
+    expected = lospmm.nn.layers(model, example)
+    assert table_of_onnx(file.getvalue()) == LayerTable(expected.rows)
+    for name, found in read_model(file.getvalue(), "m.onnx"):
+        own = model.state_dict()[name].flatten(1).numpy()
+        assert np.array_equal(found.matrix.to_scipy().toarray(), own)  # type: ignore[union-attr]
