@@ -15,7 +15,7 @@ from lospmm.settings import settings
 from lospmm.tuning.options import Options, check_served
 
 MatrixArgument = Annotated[
-    Path, typer.Argument(metavar="MATRIX", help="A pruned weight matrix: .npz .npy .mtx .smtx .safetensors .onnx.")
+    Path, typer.Argument(metavar="MATRIX", help="A pruned weight matrix: .npz .npy .mtx .smtx .safetensors .onnx .pt.")
 ]
 ColumnsOption = Annotated[int, typer.Option("--n", help="Columns of B.")]
 LayerColumnsOption = Annotated[int | None, typer.Option("--n", help="Columns of B; needed without --conv.")]

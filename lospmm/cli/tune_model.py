@@ -56,7 +56,7 @@ from lospmm.stages import Progress
 def tune_model(
     model: Annotated[
         Path,
-        typer.Argument(metavar="MODEL", help="A .safetensors, an .onnx, or a folder of matrix files."),
+        typer.Argument(metavar="MODEL", help="A .safetensors, .onnx or .pt, or a folder of matrix files."),
     ],
     out: Annotated[Path, out_option("The folder to put a folder for each layer in.")],
     layers: LayersOption = None,

@@ -148,7 +148,7 @@ class Client:
         timeout_seconds: float | None = None,
         **options: Any,
     ) -> list[LayerResult]:
-        """Tune the layers of a model: a ``.safetensors`` or ``.onnx``, a folder of matrix files, or weights by name.
+        """Tune the layers of a model: a ``.safetensors``, ``.onnx`` or ``.pt``, a folder, or weights by name.
 
         ``layers`` gives each layer its own n or convolution, bias and epilogue, in place of those of all layers.
         ``biases`` are those of layers by name, or True: each layer of a model's file has the one beside its weight.

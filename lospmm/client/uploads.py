@@ -19,8 +19,8 @@ from lospmm.model.layer_table import ANY, LayerSpec, LayerTable
 from lospmm.problem.epilogue import epilogue_of
 from lospmm.problem.weights import Weights, matrix_and_values
 
-#: A model: the path of a ``.safetensors``, an ``.onnx`` or a folder of matrix files, one that is open, or weights by
-#: their names.
+#: A model: the path of a ``.safetensors``, ``.onnx`` or ``.pt``, or of a folder of matrix files, one that is open, or
+#: weights by their names.
 ModelWeights: TypeAlias = str | os.PathLike[str] | LayerSource | Mapping[str, Weights]
 
 
@@ -106,9 +106,7 @@ def _read(model: ModelWeights, seed: int, table: LayerTable) -> Uploads:
         check_names(list(model))
         table.check_used(list(model))
         if has_own:
-            raise BadRequest(
-                "biases: True takes those of a model's file; of weights by name, give biases by name too"
-            )
+            raise BadRequest("biases: True takes those of a model's file; of weights by name, give biases by name too")
         skipped = table.skipped(list(model))
         named = {name: weights for name, weights in model.items() if name not in skipped}
         return Uploads("model", {name: _upload(name, own, table) for name, own in named.items()}, skipped)

@@ -1,7 +1,7 @@
 """The layers of a model: their names, their folders, and their matrices, one in memory at a time.
 
-A model is a ``.safetensors`` or an ``.onnx``, each 2-D or 4-D weight of which is a layer, or a folder of matrix files,
-each of which is a layer (of a model in it, each weight is one).
+A model is a ``.safetensors``, ``.onnx`` or ``.pt``, each 2-D or 4-D weight of which is a layer, or a folder of matrix
+files, each of which is a layer (of a model in it, each weight is one).
 """
 
 import hashlib

@@ -4,6 +4,7 @@ Pages that were read of a mapped file count as memory of this process until ``gi
 the page cache, from which a second read takes them.
 """
 
+import io
 import mmap
 import os
 from collections.abc import Callable, Iterator
@@ -51,6 +52,36 @@ def pieces(content: Content, start: int, end: int) -> Iterator[bytes]:
     for at in range(start, end, PIECE_BYTES):
         yield content[at : min(at + PIECE_BYTES, end)]
         give_back(content)
+
+
+class Opened(io.RawIOBase):
+    """File-like view of the content."""
+
+    def __init__(self, content: Content) -> None:
+        self._content, self._at = content, 0
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def seekable(self) -> bool:
+        """Return True."""
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Go to a place, and return it."""
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: len(self._content)}[whence]
+        if start + offset < 0:
+            raise OSError("a place before the beginning")
+        self._at = start + offset
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill the buffer as far as there are bytes, and return how many."""
+        piece = self._content[self._at : self._at + len(buffer)]
+        buffer[: len(piece)] = piece
+        self._at += len(piece)
+        return len(piece)
 
 
 Array = NDArray[Any]

@@ -27,7 +27,7 @@ from lospmm.matrix.csr import (
     from_coo,
     from_csr,
 )
-from lospmm.matrix.mapped import PIECE_BYTES, Content, give_back, nonzeros, pieces
+from lospmm.matrix.mapped import PIECE_BYTES, Content, Opened, give_back, nonzeros, pieces
 from lospmm.settings import settings
 
 Array = NDArray[Any]
@@ -119,7 +119,7 @@ def archive(content: Content) -> dict[str, Array]:
     if sum(piece.count(_DIRECTORY_ENTRY) for piece in pieces(content, 0, len(content))) > MAX_MEMBERS:
         raise BadMatrix(f"the archive has more than {MAX_MEMBERS} members; a sparse matrix needs six")
     try:
-        with zipfile.ZipFile(io.BufferedReader(_Opened(content))) as opened:
+        with zipfile.ZipFile(io.BufferedReader(Opened(content))) as opened:
             members = opened.infolist()
             _check_members(members, len(content))
             return {
@@ -129,32 +129,6 @@ def archive(content: Content) -> dict[str, Array]:
             }
     except _DAMAGE as error:
         raise BadMatrix(f"truncated or damaged archive ({_one_line(error)}); save or copy it again") from None
-
-
-class _Opened(io.RawIOBase):
-    """File-like view of the content."""
-
-    def __init__(self, content: Content) -> None:
-        self._content, self._at = content, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: len(self._content)}[whence]
-        if start + offset < 0:
-            raise OSError("a place before the beginning")
-        self._at = start + offset
-        return self._at
-
-    def readinto(self, buffer: Any) -> int:
-        piece = self._content[self._at : self._at + len(buffer)]
-        buffer[: len(piece)] = piece
-        self._at += len(piece)
-        return len(piece)
 
 
 def _header(content: Buffer) -> tuple[str, int]:

@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 
 from lospmm.errors import BadMatrix, BadRequest, printable
 from lospmm.matrix import npz as npy
-from lospmm.matrix import onnx_file
+from lospmm.matrix import onnx_file, torch_file
 from lospmm.matrix import text as matrix_text
 from lospmm.matrix.csr import SparseMatrix, check_axes, check_shape, from_coo, transposed
 from lospmm.matrix.mapped import Content, Decode, as_it_is, content_of, nonzeros
@@ -177,7 +177,7 @@ def _weights(content: Content, name: str) -> dict[str, dict[str, Any]]:
         _reader(content, name, None)
         if not is_model(content):
             raise BadMatrix(
-                "is no .safetensors or .onnx file; of another format a model is a file a layer, in a folder or request"
+                "is no .safetensors, .onnx or .pt; of another format a model is a file a layer, in a folder or request"
             )
         weights = {tensor: weight for tensor, weight in _tensors(content).items() if _is_weight(weight)}
         if not weights:
@@ -289,10 +289,11 @@ READERS: dict[str, Callable[[Content], tuple[SparseMatrix, Values]]] = {
     "safetensors": _read_weight,
     "smtx": _read_smtx,
     "onnx": _read_weight,
+    "pt": _read_weight,
 }
 
 #: Formats that hold several matrices.
-MODELS = ("safetensors", "onnx")
+MODELS = ("safetensors", "onnx", "pt")
 
 _NAME_CHARACTERS = 200
 
@@ -300,9 +301,10 @@ _NAME_CHARACTERS = 200
 _TENSOR_HEADER_BYTES = 4 << 20
 
 #: Enough bytes to recognise a model.
-_BEGINNING_BYTES = 9
+_BEGINNING_BYTES = torch_file.BEGINNING_BYTES
 
 _BEGINNINGS = {
+    "pt": torch_file.BEGINNING,
     "npz": re.compile(rb"PK\x03\x04|PK\x05\x06"),
     "npy": re.compile(re.escape(npy.MAGIC)),
     "mtx": re.compile(rb"%%MatrixMarket", re.IGNORECASE),
@@ -338,7 +340,7 @@ def _reader(content: Content, name: str, tensor: str | None) -> Callable[[Conten
     if tensor is None:
         return READERS[found]
     if found not in MODELS:
-        raise BadMatrix(f"tensor chooses from a .safetensors or .onnx file, this is .{found}; leave it out")
+        raise BadMatrix(f"tensor chooses from a .safetensors, .onnx or .pt file, this is .{found}; leave it out")
     return partial(_read_weight, tensor=tensor)
 
 
@@ -349,7 +351,7 @@ def _kind(content: Content) -> str | None:
 
 def _tensors(content: Content) -> dict[str, dict[str, Any]]:
     """Return dtype, shape and data of each tensor of a model by name."""
-    tensors = onnx_file.tensors_of(content) if _kind(content) == "onnx" else _of_safetensors(content)
+    tensors = _TENSORS_OF[_kind(content) or "safetensors"](content)
     if (wrong := next((name for name in tensors if not name.isprintable()), None)) is not None:
         raise BadMatrix(f"tensor name {wrong[:80]!r} holds a character that cannot be printed; rename the tensor")
     return _masked(tensors)
@@ -375,6 +377,14 @@ def _of_safetensors(content: Content) -> dict[str, dict[str, Any]]:
         if path.is_absolute() or ".." in path.parts:
             raise BadMatrix(f"tensor name {name[:80]!r} could point outside a directory; rename the tensor")
     return tensors
+
+
+#: Format -> the tensors of a model.
+_TENSORS_OF: dict[str, Callable[[Content], dict[str, dict[str, Any]]]] = {
+    "safetensors": _of_safetensors,
+    "onnx": onnx_file.tensors_of,
+    "pt": torch_file.tensors_of,
+}
 
 
 def _masked(tensors: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:

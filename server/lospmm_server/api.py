@@ -13,7 +13,8 @@ from lospmm_server.service import Behind, Service
 from lospmm_server.uploads import read_request, received
 
 _BODY = body(
-    "A pruned weight matrix: .npz .npy .mtx .smtx .safetensors .onnx, known by its content; a bias: .npy.", bias=True
+    "A pruned weight matrix: .npz .npy .mtx .smtx .safetensors .onnx .pt, known by its content; a bias: .npy.",
+    bias=True,
 )
 
 #: The other answers to a request for a kernel's file.

@@ -1,4 +1,4 @@
-"""Models as jobs of the queue: one ``.safetensors`` or ``.onnx`` with its weights, or one matrix file a layer.
+"""Models as jobs of the queue: one ``.safetensors``, ``.onnx`` or ``.pt`` with its weights, or one matrix file a layer.
 
 A layer that cannot be read fails alone, with its name and a reason; equal layers are one kernel.
 """

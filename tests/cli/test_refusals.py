@@ -85,7 +85,7 @@ def test_usage(
         (["--trials", "all"], "trials 'all': choose one of full, proxy"),
         (["--budget", "-1"], "budget -1.0: give seconds, 0 or more"),
         (["--budget", "nan"], "budget nan: give seconds, 0 or more"),
-        (["--tensor", "fc"], "w.npy: tensor chooses from a .safetensors or .onnx file"),
+        (["--tensor", "fc"], "w.npy: tensor chooses from a .safetensors, .onnx or .pt file"),
         (["--seed", "-1"], "w.npy: seed -1 is negative"),
     ],
 )

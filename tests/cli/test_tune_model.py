@@ -295,7 +295,7 @@ def test_requests_that_are_refused_before_any_work(
         ((tmp_path / "none",), "there is no such file"),
         ((tmp_path / "empty",), "no matrix file lies in this folder"),
         ((tmp_path / "twins",), "two layers are called 'w'"),
-        ((tmp_path / "w.npy",), "no .safetensors or .onnx file"),
+        ((tmp_path / "w.npy",), "no .safetensors, .onnx or .pt"),
         ((Path("/dev/null"),), "device or pipe"),
         ((model, "--emitter", "wasm"), "emitter 'wasm'"),
         ((model, "--measure", "gpu"), "measure gpu: h200 is needed"),

@@ -54,7 +54,7 @@ REFUSED = {
     "wrong magic": ("a.npy", b"GIF89a, not a matrix", "does not begin as a .npy file does"),
     "no magic": ("a.dat", b"GIF89a, not a matrix", "is none of .npz, .npy, .mtx, .safetensors, .smtx"),
     "suffix": ("a.npz", saved(np.save, EYE), "the name says .npz but the content is .npy; rename"),
-    "pytorch": ("a.pt", npz([("archive/data.pkl", b"x")]), "'archive/data.pkl' is not an array"),
+    "pytorch": ("a.pt", npz([("archive/data.pkl", b"x")]), "truncated or damaged file of torch.save"),
     # .npy
     "npy version": ("a.npy", b"\x93NUMPY\x09\x00\x10\x00", "has .npy version"),
     "npy cut header": ("a.npy", saved(np.save, EYE)[:40], "truncated or wrong header: 118 bytes promised, 30 left"),
@@ -320,7 +320,7 @@ def test_refused_tensor(tensor_name, words):
 
 
 def test_tensor_is_only_for_safetensors():
-    with pytest.raises(BadMatrix, match=r"^a.npy: tensor chooses from a .safetensors or .onnx file, this is .npy"):
+    with pytest.raises(BadMatrix, match=r"^a.npy: tensor chooses from a .safetensors, .onnx or .pt file, this is .npy"):
         read_bytes(saved(np.save, EYE), "a.npy", tensor="w")
 
 
