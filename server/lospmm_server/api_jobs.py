@@ -4,13 +4,15 @@ from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, HTTPException, Query
-from fastapi.responses import Response
+from fastapi.responses import Response, StreamingResponse
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
+from lospmm.artifact.artifact import Artifact
 from lospmm_server import queries, queue
+from lospmm_server.archive import model_name, zipped
 from lospmm_server.queries import EventRow, JobRow
-from lospmm_server.responses import job_response, list_response
-from lospmm_server.routing import problems_of
+from lospmm_server.responses import ZIP, job_response, kernel_url, list_response
+from lospmm_server.routing import FILE, problems_of
 from lospmm_server.schemas import PAGE, Cursor, JobId, JobList, JobState, JobView, LastEventId, Limit, Wait
 from lospmm_server.service import Behind, Service
 
@@ -51,6 +53,30 @@ async def cancel_job(job_id: JobId, behind: Behind) -> Response:
     await behind.ask(queue.cancel, behind.database, job_id)
     job = await behind.job(job_id)
     return job_response(job, 200 if job.is_ended else 202)
+
+
+@router.get(
+    "/v1/jobs/{id}/archive",
+    response_class=StreamingResponse,
+    responses={
+        200: {"content": {ZIP: {"schema": FILE}}, "description": "The zip of a folder of `lospmm tune-model`."},
+        **problems_of(401, 403, 404, 409, 422, 503),
+    },
+)
+async def get_archive(job_id: JobId, behind: Behind) -> Response:
+    """Return all kernels of a model that has ended, and report.json about its layers."""
+    job = await behind.job(job_id)
+    if job.kind != "model":
+        raise HTTPException(404, f"{job_id}: is no model; a kernel's files are at {kernel_url(job_id)}")
+    if not job.is_ended:
+        raise HTTPException(409, f"{job_id}: is {job.state} yet: wait for its end")
+
+    def find(digest: str) -> Artifact | None:
+        found = behind.shelf.at_hand(digest) or behind.shelf.find(digest)
+        return None if found is None else found.artifact
+
+    headers = {"Content-Disposition": f'attachment; filename="{model_name(job)}.zip"', "Cache-Control": "no-store"}
+    return StreamingResponse(zipped(job, find), media_type=ZIP, headers=headers)
 
 
 async def _listened_to(job_id: JobId, behind: Behind, last_event_id: LastEventId = None) -> tuple[JobRow, int]:

@@ -28,6 +28,7 @@ from lospmm_server.schemas import (
 
 JSON = "application/json"
 BINARY = "application/octet-stream"
+ZIP = "application/zip"
 
 #: A kernel's files are determined by its digest: they can be cached forever.
 CACHE_CONTROL = "max-age=31536000, immutable"
@@ -41,6 +42,11 @@ def kernel_url(digest: str) -> str:
 def job_url(digest: str) -> str:
     """Return the URL of a job."""
     return f"/v1/jobs/{digest}"
+
+
+def archive_url(job: str) -> str:
+    """Return the URL of a model's kernels in one file."""
+    return f"{job_url(job)}/archive"
 
 
 @dataclass(frozen=True)
@@ -153,7 +159,12 @@ def job_view(job: JobRow) -> JobView:
         progress=_progress(job.progress),
         error=job.error,
         layers=[_layer(layer) for layer in job.layers] if job.kind == "model" else None,
-        links=JobLinks(self=url, events=f"{url}/events", kernel=kernel_url(job.id) if has_kernel else None),
+        links=JobLinks(
+            self=url,
+            events=f"{url}/events",
+            kernel=kernel_url(job.id) if has_kernel else None,
+            archive=archive_url(job.id) if job.kind == "model" and job.is_ended else None,
+        ),
     )
 
 

@@ -221,6 +221,7 @@ class JobLinks(BaseModel):
     self: str
     events: str
     kernel: str | None = Field(description="Where the kernel is, once the job of one has succeeded.")
+    archive: str | None = Field(description="Where all kernels of a model are as one zip, once it has ended.")
 
 
 class JobView(BaseModel):

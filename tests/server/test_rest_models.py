@@ -1,7 +1,11 @@
 """A model as a batch of its layers, and the list of jobs."""
 
+import io
 import json
+import re
+import zipfile
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,8 +13,10 @@ from pydantic import TypeAdapter
 from safetensors.numpy import save as save_tensors
 from starlette.testclient import TestClient
 
+import lospmm
 from lospmm.matrix.csr import from_dense
 from lospmm.model.onnx_table import table_of_onnx
+from lospmm.model.report import read_report
 from lospmm_server.schemas import JobList, JobView
 from lospmm_server.service import Service
 from tests.fixtures.files import npy, safetensors, tensor
@@ -65,6 +71,48 @@ def test_an_onnx_model_with_its_layer_table(client: TestClient, slow_toolkit: Sl
     assert client.get(layer["kernel"]).json()["n"] == 8
     damaged = client.post("/v1/models?n=8&device=h200", files={"matrix": ("net.onnx", content[:-9])})
     assert damaged.status_code == 422 and "truncated or damaged ONNX model" in damaged.json()["detail"]
+
+
+def test_all_kernels_of_a_model_as_one_zip(client: TestClient, slow_toolkit: SlowToolkit, tmp_path: Path) -> None:
+    """It is the folder that tune-model writes, with every layer in its report; the same bytes each time."""
+    content = two_equal_and_one()
+    waiting = client.post(f"{POST}&name=a%20net", content=content).json()
+    early = client.get(f"{waiting['links']['self']}/archive")
+    assert (early.status_code, waiting["links"]["archive"]) == (409, None)
+    slow_toolkit.gate.touch()
+    job = client.get(f"{waiting['links']['self']}?wait=60").json()
+    answer = client.get(job["links"]["archive"])
+    assert (answer.status_code, answer.headers["content-type"]) == (200, "application/zip")
+    assert re.fullmatch(r'attachment; filename="a_net-[0-9a-f]{16}\.zip"', answer.headers["content-disposition"])
+    assert client.get(job["links"]["archive"]).content == answer.content
+    with zipfile.ZipFile(io.BytesIO(answer.content)) as archive:
+        assert archive.testzip() is None
+        archive.extractall(tmp_path / "zip")
+    (folder,) = (tmp_path / "zip").iterdir()
+    kernels = lospmm.load_model(folder)
+    assert {name: kernel.manifest["fingerprint"] for name, kernel in kernels.items()} == {
+        name: from_dense(weights(seed)).fingerprint for name, seed in (("fc.0", 1), ("fc.1", 2), ("fc.2", 1))
+    }
+    layers = {layer.name: layer for layer in read_report(folder).layers}
+    assert [layers[name].skipped for name in ("bias", "steps")] == [
+        "a vector, no weight",
+        "I64 with 2 axes: weights are F16, BF16, F32, F64, with 2 axes or 4",
+    ]
+    assert {"fc.0", "fc.1", "fc.2", "report.json", "kernels.tsv"} == {path.name for path in folder.iterdir()}
+    kernel = client.get(f"/v1/jobs/{job['layers'][0]['kernel'].rpartition('/')[2]}/archive")
+    assert kernel.status_code == 404 and "is no model" in kernel.json()["detail"]
+
+
+def test_the_zip_says_what_failed_and_what_was_lost(client: TestClient, slow_toolkit: SlowToolkit) -> None:
+    slow_toolkit.gate.touch()
+    files = [("matrix", ("good.npy", npy_file())), ("matrix", ("bad.npy", b"\x93NUMPY\x09\x00\x10\x00"))]
+    job = client.post(f"{POST}&wait=60", files=files).json()
+    assert job["state"] == "partial"
+    with zipfile.ZipFile(io.BytesIO(client.get(job["links"]["archive"]).content)) as archive:
+        report = json.loads(archive.read(next(name for name in archive.namelist() if name.endswith("report.json"))))
+    layers = {layer["name"]: layer for layer in report["layers"]}
+    assert (layers["good"]["error"], layers["bad"]["error"]["type"]) == (None, "BadMatrix")
+    assert (report["n"], report["device"], layers["bad"]["error"]["exit_code"]) == (64, "h200", 2)
 
 
 def test_posted_twice_it_is_the_same_job(client: TestClient, slow_toolkit: SlowToolkit) -> None:
