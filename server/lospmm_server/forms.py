@@ -17,7 +17,7 @@ from lospmm_server.uploads import FIELD, FORM_BYTES, TABLE_FIELD, Received, body
 Query = TypeVar("Query", KernelQuery, ModelQuery)
 
 #: Fields beside the files, at most.
-MAX_FIELDS = 4
+MAX_FIELDS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,7 @@ class UploadForm(Generic[Query]):
 async def received_form(request: Request, kind: type[Query]) -> AsyncIterator[UploadForm[Query]]:
     """Yield the form with the parameters ``kind``; what is left empty is as by default.
 
+    What was typed is in ``request.state.typed`` as soon as it is read, for a page that says what is wrong with it.
     Raises HTTPException 400, 408, 413, 503; RequestValidationError for its fields.
     """
     if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
@@ -39,10 +40,11 @@ async def received_form(request: Request, kind: type[Query]) -> AsyncIterator[Up
     files = (FIELD, TABLE_FIELD) if kind is ModelQuery else (FIELD,)
     body = body_within(request, settings().max_upload_bytes + FORM_BYTES)
     form = await form_of(request.headers, body, max_files=len(files), max_fields=MAX_FIELDS)
+    request.state.typed = {name: value for name, value in form.multi_items() if isinstance(value, str)}
     try:
         found = [_upload(form, field) for field in files]
         if found[0] is None:
-            raise HTTPException(400, "no file was chosen; go back and choose one")
+            raise HTTPException(400, "no file was chosen; choose one")
         yield UploadForm(Received([found[0]], table=found[1] if len(found) > 1 else None), _query(form, files, kind))
     finally:
         await form.close()

@@ -15,13 +15,15 @@ from typing import Annotated, Any
 from urllib.parse import urlencode
 
 from fastapi import APIRouter, HTTPException, Query, Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import RedirectResponse, Response
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from lospmm.artifact.artifact import Artifact
+from lospmm.errors import LospmmError
 from lospmm.problem.device import USUAL_DEVICE
 from lospmm.settings import settings
-from lospmm.tuning.options import CHOICES
+from lospmm.tuning.options import CHOICES, FAMILY_NAMES
 from lospmm.version import __version__
 from lospmm_server import problems
 from lospmm_server.forms import received_form
@@ -55,6 +57,24 @@ HEADERS: Mapping[str, str] = {
 KINDS = ("queued", "running", "progress", "kept", "succeeded", "failed", "cancelled", "state")
 
 _DIGEST = re.compile(DIGEST_PATTERN)
+
+
+#: Errors of a form, and those of their answers that its user can mend in it.
+REFUSALS = (LospmmError, HTTPException, RequestValidationError)
+TYPED_AGAIN = (400, 422, 429)
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedForm:
+    """A form that was refused."""
+
+    form: str
+    problem: Problem
+    typed: Mapping[str, str]
+
+    def value(self, form: str, field: str) -> str:
+        """Return what was typed in a field, if it is one of this form."""
+        return self.typed.get(field, "") if form == self.form else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,14 +127,20 @@ def pages_router(pages: Pages, view: View) -> APIRouter:
 
     @router.post("/jobs")
     async def post_job(request: Request) -> Response:
-        async with received_form(request, KernelQuery) as form:
-            job = await view.submit(request, form.files, form.query)
+        try:
+            async with received_form(request, KernelQuery) as form:
+                job = await view.submit(request, form.files, form.query)
+        except REFUSALS as error:
+            return await _refused(pages, request, view, "matrix", error)
         return RedirectResponse(f"/jobs/{job}", 303)
 
     @router.post("/models")
     async def post_model(request: Request) -> Response:
-        async with received_form(request, ModelQuery) as form:
-            job = await view.submit_model(request, form.files, form.query)
+        try:
+            async with received_form(request, ModelQuery) as form:
+                job = await view.submit_model(request, form.files, form.query)
+        except REFUSALS as error:
+            return await _refused(pages, request, view, "model", error)
         return RedirectResponse(f"/jobs/{job}", 303)
 
     @router.post("/jobs/{job}/cancel")
@@ -191,16 +217,33 @@ def _job_page(pages: Pages, request: Request, job: JobPage, kernel: Artifact | N
     )
 
 
+async def _refused(pages: Pages, request: Request, view: View, form: str, error: Exception) -> Response:
+    """Return the page of a form with what is wrong beside it, and what was typed in it."""
+    problem = problems.describe(error)
+    if not wants_page(request) or problem.status not in TYPED_AGAIN:
+        raise error
+    found = await view.jobs(None, None)
+    asked = {"state": "", "cursor": None}
+    refused = RefusedForm(form, problem, getattr(request.state, "typed", {}))
+    return await to_thread(_jobs_page, pages, request, found, asked, refused)
+
+
 def _kernel_page(pages: Pages, request: Request, kernel: KernelView) -> Response:
     return pages.page(request, "kernel.html", title=f"Kernel {kernel.digest[:12]}", kernel=kernel)
 
 
-def _jobs_page(pages: Pages, request: Request, found: JobListPage, asked: Mapping[str, Any]) -> Response:
+def _jobs_page(
+    pages: Pages, request: Request, found: JobListPage, asked: Mapping[str, Any], refused: RefusedForm | None = None
+) -> Response:
     pending = sum(job.is_pending for job in found.jobs)
+    own = [("auto", "the GPU of the service")] if has_gpu() else []
     return pages.page(
         request,
         "jobs.html",
+        200 if refused is None else refused.problem.status,
         title="Jobs",
+        refused=refused,
+        families=[("all", "of all families"), *((name, name) for name in FAMILY_NAMES)],
         jobs=found.jobs,
         filters=("", *STATES),
         state=asked["state"],
@@ -209,11 +252,10 @@ def _jobs_page(pages: Pages, request: Request, found: JobListPage, asked: Mappin
         here=_url(**asked),
         following=found.following and _url(**{**asked, "cursor": found.following}),
         is_later=asked["cursor"] is not None,
-        has_gpu=has_gpu(),
-        usual=USUAL_DEVICE,
-        devices=[(device.name, device.title) for device in offered_devices()],
+        devices=own + [(device.name, device.title) for device in offered_devices()],
+        usual="" if own else USUAL_DEVICE,
         max_n=settings().max_n,
-        dtypes=CHOICES["dtype"],
+        dtypes=[(name, name) for name in CHOICES["dtype"]],
     )
 
 

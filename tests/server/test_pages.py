@@ -21,6 +21,7 @@ from lospmm.problem.device import DEVICES
 from lospmm.problem.dtype import DTYPES
 from lospmm.store import Store
 from lospmm.toolchain.discover import Toolkit
+from lospmm.tuning.options import FAMILY_NAMES
 from lospmm_server import uploads
 from lospmm_server.faults import Busy, DatabaseFault
 from lospmm_server.pages import HEADERS
@@ -144,7 +145,7 @@ def test_a_failed_job_says_why_without_trusting_the_words(client: TestClient) ->
 def test_the_form_posts_a_matrix_and_leads_to_its_job(client: TestClient, view: FakeView) -> None:
     form = page(client, "/")
     fields = [*form.all("input"), *form.all("select")]
-    assert {field.get("name") for field in fields} == {"matrix", "tensor", "n", "device", "dtype", "layers"}
+    assert {field.get("name") for field in fields} == {"matrix", "tensor", "n", "device", "dtype", "families", "layers"}
     assert sorted(label["for"] or "" for label in form.all("label")) == sorted(field["id"] or "" for field in fields)
     files = {"matrix": ("W.npy", b"a matrix")}
     response = client.post("/jobs", files=files, data={"n": "64", "device": "h200"}, follow_redirects=False)
@@ -155,12 +156,14 @@ def test_the_form_posts_a_matrix_and_leads_to_its_job(client: TestClient, view: 
 
 
 def offered_in(found: Page) -> list[str]:
-    return [option["value"] or "" for option in found.all("option")]
+    """The devices of both forms."""
+    others = {*DTYPES, "all", *FAMILY_NAMES}
+    return [value for option in found.all("option") if (value := option["value"] or "") not in others]
 
 
 def test_the_form_offers_what_the_toolkit_compiles_for(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     def offered() -> list[str]:
-        return [name for name in offered_in(page(client, "/")) if name not in DTYPES]
+        return offered_in(page(client, "/"))
 
     def none_found() -> None:
         raise ToolchainFault("no CUDA toolkit")
@@ -184,7 +187,7 @@ def test_the_form_offers_the_gpu_of_the_service_where_there_is_one(
     monkeypatch.setattr(uploads, "settings", lambda: SimpleNamespace(worker_gpu=gpu))
     monkeypatch.setattr(uploads, "own_gpu", lambda: None)
     found = page(client, "/")
-    assert offered_in(found) == 2 * [*offered, *DTYPES], "a matrix and a model"
+    assert offered_in(found) == 2 * offered, "a matrix and a model"
     assert [option["value"] for option in found.all("option") if "selected" in option] == 2 * selected
 
 
@@ -195,7 +198,7 @@ def test_the_form_offers_the_gpu_of_the_service_where_there_is_one(
         ({}, {"matrix": b"x"}, 422, "n: Field required"),
         ({"n": "0"}, {"matrix": b"x"}, 422, "n: Input should be greater than or equal to 1"),
         ({"n": "1", "more": "1"}, {"matrix": b"x"}, 422, "more: Extra inputs are not permitted"),
-        ({"n": "1", **dict.fromkeys("abcd", "1")}, {"matrix": b"x"}, 400, "Too many fields"),
+        ({"n": "1", **dict.fromkeys("abcde", "1")}, {"matrix": b"x"}, 400, "Too many fields"),
         ({"n": "1"}, {"other": b"x"}, 400, "no file was chosen"),
         ({"n": "1"}, {"matrix": b"x", "other": b"x"}, 400, "Too many files"),
     ],
@@ -206,6 +209,21 @@ def test_a_wrong_form_is_refused_with_a_page(
     response = client.post("/jobs", files={name: (name, content) for name, content in files.items()}, data=fields)
     assert (response.status_code, words in Page(response.text).text) == (status, True), response.text
     assert view.submitted == []
+
+
+def test_what_is_wrong_stands_beside_the_form_with_what_was_typed(client: TestClient, view: FakeView) -> None:
+    """And in the other form nothing; a browser keeps no file, so that it has to be chosen again."""
+    typed = {"n": "0", "device": "h100", "dtype": "float16", "families": "csr", "tensor": 'a"<b>'}
+    response = client.post("/jobs", files={"matrix": ("W", b"x")}, data=typed)
+    found = Page(response.text)
+    (alert,) = (one for one in found.all("div") if one.get("role") == "alert")
+    assert response.status_code == 422 and "n: Input should be greater" in found.text and alert
+    values = {one.get("id"): one.get("value") for one in found.all("input")}
+    assert (values["matrix-n"], values["model-n"], values["tensor"]) == ("0", "", 'a"<b>')
+    selected = [option["value"] for option in found.all("option") if "selected" in option]
+    assert selected[:3] == ["h100", "float16", "csr"] and not {"h100", "float16", "csr"} & set(selected[3:])
+    view.fault = DatabaseFault("the database is away")
+    assert client.post("/jobs", files={"matrix": ("W", b"x")}, data={"n": "8"}).status_code == 503
 
 
 def test_other_bodies_than_the_form_are_refused(client: TestClient) -> None:

@@ -80,8 +80,9 @@ def test_a_model_with_a_layer_table_is_posted(client: TestClient) -> None:
     answer = client.post("/models", files=files, data={"n": "8", "dtype": "float16", **DEVICE}, follow_redirects=False)
     assert answer.status_code == 303, answer.text
     assert [layer["skipped"] for layer in client.get(f"/v1{answer.headers['location']}").json()["layers"]] == [None] * 2
-    refused = client.post("/models", files=files, data={"n": "", **DEVICE})
+    refused = client.post("/models", files=files, data={"n": "", "families": "csr", **DEVICE})
     assert refused.status_code == 400 and "give n, conv or a layer table" in refused.text
+    assert '<div role="alert">' in refused.text and '<option value="csr" selected>' in refused.text
 
 
 def test_a_tensor_and_a_type_are_chosen_and_a_job_is_cancelled(idle_client: TestClient) -> None:
