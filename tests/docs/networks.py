@@ -107,48 +107,6 @@ def _judged(case: str, found: Speedup | None, aim: float, how: str, *, tf32: boo
     return case, how, switch, f"{found.times:.3f}", f"{found.error:.3f}", f"{aim:.2f}", said
 
 
-def layers() -> str:
-    """The pruned layers by shape: mean times of whole layers, and how many are on kernels with TF32 off and on."""
-    lines = {(line["case"], line["variant"]): line for line in measured_of(records("networks"))}
-    found = []
-    for case in dict.fromkeys(case for case, _ in lines):
-        off, on = (_by_shape(lines.get((case, f"lospmm, eager{more}"))) for more in ("", ", TF32"))
-        for shape, same in off.items():
-            found.append(
-                (
-                    case,
-                    f"{shape[0]:,} x {shape[1]:,}",
-                    f"{statistics.mean(layer['sparsity'] for layer in same):.1%}",
-                    _mean([layer["sparse_micros"] for layer in same if layer["sparse_micros"] is not None]),
-                    *(_mean([layer["dense_micros"] for layer in of.get(shape, ())]) for of in (off, on)),
-                    *(_chosen(of.get(shape, ())) for of in (off, on)),
-                    _greatest([layer["error"] for layer in same if layer.get("error") is not None]),
-                )
-            )
-    heads = ("network, zeros", "weight", "zeros", "with kernel, us", "dense, us", "dense TF32, us", "on kernels")
-    return table((*heads, "with TF32 on", "error"), found, right=7) if found else NOTHING
-
-
-def _by_shape(line: Record | None) -> dict[tuple[int, int], list[Record]]:
-    shapes: dict[tuple[int, int], list[Record]] = {}
-    for layer in () if line is None else line["layers"]:
-        if layer["pattern"] is not None and layer["dense_micros"] is not None:
-            shapes.setdefault((layer["shape"][0], layer["shape"][1]), []).append(layer)
-    return shapes
-
-
-def _chosen(same: Sequence[Record]) -> str:
-    return f"{sum(layer['advice'] == 'sparse' for layer in same)} of {len(same)}" if same else "-"
-
-
-def _mean(values: Sequence[float]) -> str:
-    return f"{statistics.mean(values):.1f}" if values else "-"
-
-
-def _greatest(errors: Sequence[float]) -> str:
-    return f"{max(errors):.1e}" if errors else "-"
-
-
 def real() -> str:
     """all-MiniLM-L6-v2."""
     found = [
@@ -172,4 +130,4 @@ def _milliseconds(micros: dict[str, float] | None) -> str:
     return "-" if micros is None else f"{micros['called'] / 1e3:.2f} ({micros['graph'] / 1e3:.2f} as a graph)"
 
 
-REGIONS = {"times": times, "promised": promised, "layers": layers, "real": real}
+REGIONS = {"times": times, "promised": promised, "real": real}
