@@ -1,8 +1,7 @@
 """Part of bitmap for more than 64 columns of B: A's bits made fragments of sm_90a's warpgroup products.
 
-A is kept as the kernels with few columns of B keep it (``pieces``), so that a layer of a language model can answer
-prompts from the same bytes from which it answers token by token. Zeros are multiplied: it is about as fast as the dense
-product, and reads half of its bytes or fewer.
+A is kept in pieces, as the kernels with few columns of B keep it, in 0.4 to 0.8 of the dense A's bytes at 80 to 50 %
+zeros. Zeros are multiplied: it is about as fast as the dense product.
 """
 
 import math
@@ -15,7 +14,8 @@ from numpy.typing import NDArray
 
 from lospmm.families.lists import MAX_GRID_SIDE
 from lospmm.families.packed import PackedKernel, pack, source_of_template
-from lospmm.families.pieces import PIECE_UNIT_BYTES, TILE_ROWS, PieceShape, counts, pack_pieces, piece_bytes
+from lospmm.families.pieces import PIECE_UNIT_BYTES, PieceShape, counts, pack_pieces, piece_bytes
+from lospmm.families.row_block import ROWS, registers_of, threads_of
 from lospmm.families.warpgroups import ARCH
 from lospmm.problem.problem import Launch, Problem, ceil_div
 
@@ -31,7 +31,7 @@ SHAPE = PieceShape(tiles=1, depth=128)
 #: Rows of B that are copied at a time, a chunk.
 CHUNK = 64
 
-_WARPGROUP, _BARRIER_BYTES = 128, 8
+_BARRIER_BYTES = 8
 
 #: Stages of the ring, and pieces of A of a warp in shared memory.
 _LEAST_STAGES, _MOST_STAGES, _SLOTS = 3, 8, 2
@@ -42,14 +42,13 @@ _MAP_BYTES, _MOST_SMS = 128, 256
 #: Bytes of a warp for the places of a piece's values.
 _PLACE_BYTES = 8 * SHAPE.rows * SHAPE.depth // 64
 
-#: Registers of a thread that copies; the most of one at launch, so that some are left for the multiplying threads, and
-#: the most of those.
-_FEEDING_REGISTERS, _MOST_LAUNCHED, _MOST_TAKEN = 40, 168, 240
+#: Registers of a thread that copies.
+_FEEDING_REGISTERS = 40
 
 #: Cycles of an SM for a chunk: a column of B times 64 rows of A; to make fragments, at least, and for 64 rows of which
 #: each pair of elements has a nonzero. Bytes from the L2 cache in a cycle, elements of C stored, and sums that a block
-#: of a cluster writes for the others. Fitted to 112 timings on an H200: the error is 6 %, and each of 7 plans that are
-#: predicted to be the fastest is.
+#: of a cluster writes for the others. Fitted to 112 timings of seven problems on an H200: the error is 6 %, and what
+#: is predicted to be the fastest is, of each.
 PRODUCT_CYCLES, FRAGMENT_CYCLES, CYCLES_PER_PAIR = 2.08, 720.0, 140.0
 COPIED_PER_CYCLE, STORED_PER_CYCLE, EXCHANGED_PER_CYCLE = 44.7, 1.35, 2.1
 START_MICROS = 2.2
@@ -66,17 +65,17 @@ class WideBitmap:
     @property
     def rows(self) -> int:
         """Rows of A of a block."""
-        return 4 * TILE_ROWS * self.groups
+        return ROWS * self.groups
 
     @property
     def warps(self) -> int:
         """Warps that multiply."""
-        return 4 * self.groups
+        return self.rows // SHAPE.rows
 
     @property
     def threads(self) -> int:
         """Threads of a block: the multiplying warpgroups and one that copies."""
-        return _WARPGROUP * (self.groups + 1)
+        return threads_of(self.groups)
 
 
 def refusal(problem: Problem) -> str | None:
@@ -129,13 +128,6 @@ def stages_of(plan: WideBitmap, problem: Problem, largest: int) -> int:
     return min(_MOST_STAGES, room // (_stage_bytes(plan) + 2 * _BARRIER_BYTES))
 
 
-def registers_of(plan: WideBitmap, problem: Problem) -> tuple[int, int]:
-    """Return a thread's registers at launch, and those of multiplying threads after the transfer."""
-    launched = min(_MOST_LAUNCHED, problem.device.registers_per_sm // plan.threads // 8 * 8)
-    left = launched * (plan.groups + 1) - _FEEDING_REGISTERS
-    return launched, min(_MOST_TAKEN, left // plan.groups // 8 * 8)
-
-
 def forecast(problem: Problem, plans: Sequence[WideBitmap]) -> NDArray[np.float64]:
     """Predict microseconds of each plan, (plans,): products, fragments or copies of each chunk, and the stores."""
     pairs = int(counts(problem.matrix).sum())
@@ -167,7 +159,8 @@ def pack_plan(problem: Problem, plan: WideBitmap) -> PackedKernel:
     starts, pieces = pack_pieces(matrix, problem.dtype, SHAPE, plan.rows)
     maps = np.zeros(_MOST_SMS * _MAP_BYTES, dtype=np.uint8)
     largest = ceil_div(16 * int(np.diff(starts.astype(np.int64)).max()), PIECE_UNIT_BYTES) * PIECE_UNIT_BYTES
-    stages, (launched, taken) = stages_of(plan, problem, largest), registers_of(plan, problem)
+    stages = stages_of(plan, problem, largest)
+    launched, taken = registers_of(plan.groups, _FEEDING_REGISTERS, problem.device)
     settings = {
         "TILES": SHAPE.tiles,
         "DEPTH": SHAPE.depth,

@@ -15,10 +15,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from lospmm.families import row_block
 from lospmm.families.all_fours import Shared, choose_all, is_long
 from lospmm.families.fours import Fours, fours_of
 from lospmm.families.lists import MAX_GRID_SIDE
 from lospmm.families.packed import PackedKernel, pack, source_of_template
+from lospmm.families.row_block import ROWS, WARPGROUP, threads_of
 from lospmm.families.warpgroups import ARCH, columns_of_a_block, waves_of
 from lospmm.matrix.csr import SparseMatrix
 from lospmm.problem.dtype import Dtype
@@ -42,7 +44,7 @@ LEAST_COLUMNS = 24
 #: Places of columns that one chunk has.
 DEPTH = 64
 
-_ROWS, _WARPGROUP, _BARRIER_BYTES = 64, 128, 8
+_BARRIER_BYTES = 8
 
 #: Warps that copy, each a chunk of its own; there must be as many stages.
 _FEEDERS, _MOST_STAGES = 4, 12
@@ -50,11 +52,8 @@ _FEEDERS, _MOST_STAGES = 4, 12
 #: Registers of a thread that copies; and of another one beside its sums (measured with ptxas 13.0).
 _FEEDING_REGISTERS, _OTHER_REGISTERS = 56, 46
 
-#: The most registers of a thread at launch, so that some are left for the multiplying threads.
-_MOST_LAUNCHED, _MOST_TAKEN = 168, 240
-
 #: Weights of a warpgroup's chunk: 9 words of a thread.
-_WEIGHT_BYTES = _WARPGROUP * 4 * 9
+_WEIGHT_BYTES = WARPGROUP * 4 * 9
 
 #: Places for each column of a block by its rows and the share of nonzeros (``choose_fours`` of random matrices).
 _SHARES = (0.2, 0.3, 0.4, 0.5, 1.0)
@@ -104,12 +103,12 @@ class TwoOfFour:
     @property
     def rows(self) -> int:
         """Rows of A of a block."""
-        return _ROWS * self.groups
+        return ROWS * self.groups
 
     @property
     def threads(self) -> int:
         """Threads of a block: the multiplying warpgroups and one that copies."""
-        return _WARPGROUP * (self.groups + 1)
+        return threads_of(self.groups)
 
 
 def refusal(problem: Problem) -> str | None:
@@ -171,9 +170,7 @@ def _stage_bytes(plan: TwoOfFour) -> int:
 
 def registers_of(plan: TwoOfFour, problem: Problem) -> tuple[int, int]:
     """Return a thread's registers at launch, and those of multiplying threads after the transfer."""
-    launched = min(_MOST_LAUNCHED, problem.device.registers_per_sm // (plan.blocks * plan.threads) // 8 * 8)
-    left = launched * (plan.groups + 1) - _FEEDING_REGISTERS
-    return launched, min(_MOST_TAKEN, left // plan.groups // 8 * 8)
+    return row_block.registers_of(plan.groups, _FEEDING_REGISTERS, problem.device, blocks=plan.blocks)
 
 
 def micros(problem: Problem, plan: TwoOfFour, rates: TwoOfFourRates = RATES) -> float:
@@ -249,7 +246,7 @@ def _ordered(matrix: SparseMatrix, dtype: Dtype, groups: int) -> Ordered:
 
 @lru_cache(maxsize=len(GROUPS))
 def _order(matrix: SparseMatrix, dtype: Dtype, groups: int) -> Ordered:
-    rows, starts = _ROWS * groups, [0]
+    rows, starts = ROWS * groups, [0]
     columns, weights = [], []
     for number, choice in enumerate(choose_all(matrix, rows, multiple=DEPTH // 4)):
         fours = fours_of(matrix, number * rows, rows, choice)

@@ -1,0 +1,24 @@
+"""Blocks of 64 rows of A for each of some warpgroups that multiply, and one more that copies (``row_block.cuh``)."""
+
+from lospmm.problem.device import DeviceSpec
+
+#: Rows of A of a warpgroup, and its threads.
+ROWS, WARPGROUP = 64, 128
+
+#: The most registers of a thread at launch, so that some are left for the multiplying threads, and the most of those.
+_MOST_LAUNCHED, _MOST_TAKEN = 168, 240
+
+
+def threads_of(groups: int) -> int:
+    """Return the threads of a block of which ``groups`` warpgroups multiply."""
+    return WARPGROUP * (groups + 1)
+
+
+def registers_of(groups: int, feeding: int, device: DeviceSpec, *, blocks: int = 1) -> tuple[int, int]:
+    """Return a thread's registers at launch, and those of multiplying threads after the transfer.
+
+    A thread that copies keeps ``feeding``; an SM has so many ``blocks``.
+    """
+    launched = min(_MOST_LAUNCHED, device.registers_per_sm // (blocks * threads_of(groups)) // 8 * 8)
+    left = launched * (groups + 1) - feeding
+    return launched, min(_MOST_TAKEN, left // groups // 8 * 8)
