@@ -30,8 +30,8 @@ from lospmm.client.uploads import Biases, ModelWeights, Upload, read_uploads, ta
 from lospmm.errors import BadRequest, LospmmError, ServiceFault
 from lospmm.kernel import Kernel
 from lospmm.matrix.readers import MatrixFile
-from lospmm.model.layer_table import LayerSpec, LayerTable
-from lospmm.problem.convolution import Convolution
+from lospmm.model.layer_table import ANY, LayerSpec, LayerTable
+from lospmm.problem.convolution import Convolution, written
 from lospmm.problem.weights import Weights, flattened, matrix_and_values
 from lospmm.stages import Progress, silent
 
@@ -202,7 +202,9 @@ class Client:
             query |= layer_query(convolution, relu=relu, residual=residual)
         elif n is not None or convolution is not None or biases or relu or residual:
             raise BadRequest("layers gives n, convolution, bias, relu and residual of each layer: leave these out")
-        posted = read_uploads(model, seed, biases, layers)
+        conv = None if convolution is None else written(convolution)
+        table = layers or LayerTable({ANY: LayerSpec(n=None if conv else 1, conv=conv, bias=biases is True)})
+        posted = read_uploads(model, seed, biases, table)
         uploads = {layer: found for layer, found in posted.layers.items() if isinstance(found, Upload)}
         params = {**query, "wait": 0, "name": (name or posted.name)[:NAME_CHARACTERS]}
         ended: dict[str, LayerResult] = {}

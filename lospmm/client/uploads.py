@@ -15,9 +15,9 @@ from lospmm.matrix.csr import SparseMatrix
 from lospmm.matrix.layers import LayerSource, check_names, folder_of, open_model
 from lospmm.matrix.npz import write_npz
 from lospmm.matrix.readers import MatrixFile, Values
-from lospmm.model.layer_table import ANY, LayerSpec, LayerTable
+from lospmm.model.layer_table import LayerTable
 from lospmm.problem.epilogue import epilogue_of
-from lospmm.problem.weights import Weights, matrix_and_values
+from lospmm.problem.weights import Weights, flattened, matrix_and_values
 
 #: A model: the path of a ``.safetensors``, ``.onnx`` or ``.pt``, or of a folder of matrix files, one that is open, or
 #: weights by their names.
@@ -80,13 +80,13 @@ def table_of(uploads: Sequence[Upload], table: LayerTable) -> tuple[str, bytes, 
     return "layers.json", LayerTable(rows).to_json().encode(), "application/json"
 
 
-def read_uploads(model: ModelWeights, seed: int, biases: Biases = False, table: LayerTable | None = None) -> Uploads:
+def read_uploads(model: ModelWeights, seed: int, biases: Biases, table: LayerTable) -> Uploads:
     """Read the layers of a model as uploads; those that ``table`` skips are not read.
 
     Raises BadMatrix where no layer can be read at all, BadRequest for wrong names.
     """
     named = biases if isinstance(biases, Mapping) else {}
-    uploads = _read(model, seed, table or LayerTable({ANY: LayerSpec(n=1, bias=biases is True)}))
+    uploads = _read(model, seed, table)
     if others := named.keys() - uploads.layers.keys():
         raise BadRequest(f"biases: the model has no layer {min(map(str, others))!r:.80}")
     layers = dict(uploads.layers)
@@ -140,7 +140,8 @@ def _biased(upload: Upload, bias: Sequence[float] | NDArray[np.floating]) -> Upl
 
 def _upload(name: str, weights: Weights, table: LayerTable) -> Upload | BadRequest:
     try:
-        own = table.row_of(name).file(MatrixFile(*matrix_and_values(weights), name))
+        row = table.row_of(name)
+        own = row.file(MatrixFile(*matrix_and_values(flattened(weights, row.convolution, row.groups)), name))
         return upload_of(name, own.matrix, own.values)
     except BadRequest as error:
         return error

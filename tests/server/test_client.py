@@ -28,6 +28,8 @@ from lospmm.client.queries import options_query
 from lospmm.errors import BadMatrix, BadRequest, BadSettings, LospmmError, ServiceFault, Unsupported
 from lospmm.matrix.csr import from_dense
 from lospmm.matrix.readers import VECTOR
+from lospmm.model.layer_table import LayerSpec, LayerTable
+from lospmm.problem.convolution import Convolution, written
 from lospmm.tuning.options import SERVED_OPTIONS
 from lospmm_server import keys, problems
 from lospmm_server.database import open_database
@@ -168,6 +170,20 @@ def test_biases_of_a_model(client: Client, tmp_path: Path) -> None:
     (tmp_path / "net.safetensors").unlink()
     with pytest.raises(BadRequest, match="biases: no layer has one beside its weight"):
         client.tune_model(tmp_path, 64, device="h200", biases=True)
+
+
+def test_windows_of_a_model_are_given_as_they_are(client: Client) -> None:
+    """(out, in / groups, height, width), by one convolution for all layers or by a table's; another one is an error."""
+    window = weights(3).reshape(4, 3, 2, 2)
+    one = Convolution(2, 3, 5, 5, 2, 2)
+    fitting, other = client.tune_model({"a": window, "b": window[:, :2]}, convolution=one, device="h200")
+    assert fitting.kernel is not None
+    own = lospmm.tune(window, convolution=one, device="h200")
+    assert fitting.kernel.manifest["cubin_sha256"] == own.manifest["cubin_sha256"]
+    assert "the convolution takes (4, 3, 2, 2)" in str(other.error)
+    grouped = LayerTable({"a": LayerSpec(conv=written(Convolution(2, 6, 5, 5, 2, 2)), groups=2)})
+    (found,) = client.tune_model({"a": window}, layers=grouped, device="h200")
+    assert found.kernel is not None and (found.kernel.manifest["m"], found.kernel.manifest["k"]) == (4, 24)
 
 
 @pytest.mark.slow  # the two have settings of their own
