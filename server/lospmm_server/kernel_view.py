@@ -105,6 +105,33 @@ def view_kernel(digest: str, artifact: Artifact) -> KernelView:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class ComparedRow:
+    """What two kernels have of one thing."""
+
+    name: str
+    texts: tuple[str, str]
+
+    @property
+    def differs(self) -> bool:
+        """Whether they differ in it."""
+        return self.texts[0] != self.texts[1]
+
+
+def compared(one: KernelView, other: KernelView) -> tuple[ComparedRow, ...]:
+    """Return the rows of two kernels side by side: facts, times, checks and files."""
+    both = [_rows(kernel) for kernel in (one, other)]
+    names = dict.fromkeys(name for rows in both for name in rows)
+    return tuple(ComparedRow(name, (both[0].get(name, "-"), both[1].get(name, "-"))) for name in names)
+
+
+def _rows(kernel: KernelView) -> dict[str, str]:
+    times = {f"Time, {bar.name}": f"{bar.text} {bar.note}".strip() for bar in kernel.measured}
+    cubin = next((f"{file.size_bytes:,} bytes" for file in kernel.downloads if file.href.endswith("/cubin")), "-")
+    total = {"Tuning": f"{kernel.total_seconds:.1f} s", "Verified": kernel.verification, "File": cubin}
+    return {**dict(kernel.facts), **times, **dict(kernel.measured_facts), **total}
+
+
 def _facts(manifest: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     search = manifest["search"]
     m, k, nnz = manifest["m"], manifest["k"], manifest["nnz"]

@@ -8,7 +8,7 @@ inline.
 import hashlib
 import re
 from asyncio import to_thread
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -27,7 +27,7 @@ from lospmm.tuning.options import CHOICES, FAMILY_NAMES
 from lospmm.version import __version__
 from lospmm_server import problems
 from lospmm_server.forms import received_form
-from lospmm_server.kernel_view import KernelView, speedup_scale, view_kernel
+from lospmm_server.kernel_view import KernelView, compared, speedup_scale, view_kernel
 from lospmm_server.negotiation import negotiate
 from lospmm_server.responses import CACHE_CONTROL
 from lospmm_server.schemas import DIGEST_PATTERN, JobState, KernelQuery, ModelQuery, Problem
@@ -159,6 +159,11 @@ def pages_router(pages: Pages, view: View) -> APIRouter:
         kernel = await to_thread(view_kernel, digest, await view.kernel(_checked(digest)))
         return await to_thread(_kernel_page, pages, request, kernel)
 
+    @router.get("/kernels/{digest}/beside")
+    async def get_two_kernels(request: Request, digest: str, other: str) -> Response:
+        both = [await to_thread(view_kernel, one, await view.kernel(_checked(one))) for one in (digest, other)]
+        return await to_thread(_two_kernels_page, pages, request, both)
+
     @router.get("/static/{name}")
     async def get_asset(name: str) -> Response:
         asset = next((asset for asset in pages.assets.values() if asset.url == f"/static/{name}"), None)
@@ -230,6 +235,10 @@ async def _refused(pages: Pages, request: Request, view: View, form: str, error:
 
 def _kernel_page(pages: Pages, request: Request, kernel: KernelView) -> Response:
     return pages.page(request, "kernel.html", title=f"Kernel {kernel.digest[:12]}", kernel=kernel)
+
+
+def _two_kernels_page(pages: Pages, request: Request, both: Sequence[KernelView]) -> Response:
+    return pages.page(request, "compare.html", title="Two kernels", kernels=both, rows=compared(*both))
 
 
 def _jobs_page(

@@ -46,6 +46,7 @@ PAGES = {
     "model": f"/jobs/{MODEL}",
     "failed": f"/jobs/{FAILED}",
     "kernel": f"/kernels/{KERNEL}",
+    "two": f"/kernels/{KERNEL}/beside?other={RUNNING}",
     "nothing": "/nothing",
 }
 

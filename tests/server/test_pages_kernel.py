@@ -76,6 +76,24 @@ def test_measured_figures_stand_beside_the_libraries(client: TestClient, view: F
     assert "B comes from memory" in text
 
 
+def test_two_kernels_stand_side_by_side(client: TestClient, view: FakeView, kernel: Artifact) -> None:
+    """Rows in which they differ are marked, and what only one of them has is a dash."""
+    other = digest_of("other")
+    view.kernels[other] = timed(changed(kernel, registers=255))
+    form = page(client, f"/kernels/{KERNEL}")
+    assert any(one["action"] == f"/kernels/{KERNEL}/beside" for one in form.all("form"))
+    found = page(client, f"/kernels/{KERNEL}/beside?other={other}")
+    assert "Registers" in found.text and "255 a thread" in found.text
+    assert f"Time, this kernel - {timed(kernel).manifest['measured']['micros']:.2f} µs" in found.text
+    rows = {row.get("class") for row in found.all("tr")}
+    assert rows == {None, "chosen"}
+    same = page(client, f"/kernels/{KERNEL}/beside?other={KERNEL}")
+    assert not any(row.get("class") for row in same.all("tr"))
+    for wrong in (f"/kernels/{KERNEL}/beside?other=1", f"/kernels/{KERNEL}/beside?other={'0' * 64}"):
+        assert client.get(wrong).status_code == 404
+    assert client.get(f"/kernels/{KERNEL}/beside").status_code == 422
+
+
 @pytest.mark.parametrize(
     ("measured", "words"),
     [
