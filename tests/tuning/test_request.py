@@ -153,5 +153,5 @@ class TestModels:
         assert str(bad) == "net.safetensors: row 0, column 0: inf is not a finite float32"
 
     def test_another_format_is_one_matrix(self) -> None:
-        with pytest.raises(BadMatrix, match=r"is not a \.safetensors file"):
+        with pytest.raises(BadMatrix, match=r"is no \.safetensors, \.onnx or \.pt"):
             list(read_model(b"2, 2, 1\n0 1 1\n0\n", "net.smtx"))
