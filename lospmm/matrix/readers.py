@@ -5,9 +5,7 @@ A reader takes memory in proportion to the bytes it is given, never to what a he
 row to both tables. Every failure is a ``BadMatrix`` of one line: the file, what is wrong, where, and what to do.
 """
 
-import json
 import math
-import os
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -17,11 +15,10 @@ from typing import IO, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
 
 from lospmm.errors import BadMatrix, BadRequest, printable
 from lospmm.matrix import npz as npy
-from lospmm.matrix import onnx_file, torch_file
+from lospmm.matrix import onnx_file, safetensors_file, torch_file
 from lospmm.matrix import text as matrix_text
 from lospmm.matrix.csr import SparseMatrix, check_axes, check_shape, from_coo, transposed
 from lospmm.matrix.mapped import Content, Decode, as_it_is, content_of, nonzeros
@@ -297,9 +294,6 @@ MODELS = ("safetensors", "onnx", "pt")
 
 _NAME_CHARACTERS = 200
 
-#: The longest header of a .safetensors file; each tensor that it lists costs a few Python objects.
-_TENSOR_HEADER_BYTES = 4 << 20
-
 #: Enough bytes to recognise a model.
 _BEGINNING_BYTES = torch_file.BEGINNING_BYTES
 
@@ -308,7 +302,7 @@ _BEGINNINGS = {
     "npz": re.compile(rb"PK\x03\x04|PK\x05\x06"),
     "npy": re.compile(re.escape(npy.MAGIC)),
     "mtx": re.compile(rb"%%MatrixMarket", re.IGNORECASE),
-    "safetensors": re.compile(rb".{8}\{", re.DOTALL),
+    "safetensors": safetensors_file.BEGINNING,
     "smtx": re.compile(rb"-?\d+[ \t]*[, \t][ \t]*-?\d+[ \t]*[, \t][ \t]*-?\d+\s"),
     "onnx": onnx_file.BEGINNING,
 }
@@ -357,31 +351,9 @@ def _tensors(content: Content) -> dict[str, dict[str, Any]]:
     return _masked(tensors)
 
 
-def _of_safetensors(content: Content) -> dict[str, dict[str, Any]]:
-    """Return the tensors of a ``.safetensors``, without the copy that the library would make."""
-    header_bytes = int.from_bytes(content[:8], "little")
-    if header_bytes > min(_TENSOR_HEADER_BYTES, len(content) - 8):
-        raise BadMatrix(
-            f"truncated or damaged: a header of {header_bytes} bytes is promised, {len(content) - 8} follow and "
-            f"{_TENSOR_HEADER_BYTES} are allowed; save or copy it again"
-        )
-    _check_header(content, 8 + header_bytes)
-    values = memoryview(content)[8 + header_bytes :]
-    tensors = {}
-    for name, tensor in json.loads(content[8 : 8 + header_bytes]).items():
-        if name != "__metadata__":
-            start, end = tensor["data_offsets"]
-            tensors[name] = {"dtype": tensor["dtype"], "shape": tensor["shape"], "data": values[start:end]}
-    for name in tensors:
-        path = PurePosixPath(name.replace("\\", "/"))
-        if path.is_absolute() or ".." in path.parts:
-            raise BadMatrix(f"tensor name {name[:80]!r} could point outside a directory; rename the tensor")
-    return tensors
-
-
 #: Format -> the tensors of a model.
 _TENSORS_OF: dict[str, Callable[[Content], dict[str, dict[str, Any]]]] = {
-    "safetensors": _of_safetensors,
+    "safetensors": safetensors_file.tensors_of,
     "onnx": onnx_file.tensors_of,
     "pt": torch_file.tensors_of,
 }
@@ -402,21 +374,6 @@ def _masked(tensors: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
             del found[name], found[f"{stem}_mask"]
             found[stem] = tensor | {"mask": mask}
     return found
-
-
-def _check_header(content: Content, header_end: int) -> None:
-    """Have the library check sizes and offsets: of a sparse file with this header, which takes no memory."""
-    file = os.memfd_create("header")
-    try:
-        os.truncate(file, len(content))
-        os.write(file, content[:header_end])
-        with safe_open(f"/proc/self/fd/{file}", "numpy"):
-            pass
-    except SafetensorError as error:
-        reason = " ".join(str(error).split())[:160]
-        raise BadMatrix(f"truncated or damaged safetensors ({reason}); save or copy it again") from None
-    finally:
-        os.close(file)
 
 
 def _is_weight(tensor: dict[str, Any]) -> bool:
