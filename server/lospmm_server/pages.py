@@ -26,12 +26,13 @@ from lospmm.settings import settings
 from lospmm.tuning.options import CHOICES, FAMILY_NAMES
 from lospmm.version import __version__
 from lospmm_server import problems
+from lospmm_server.forms import Query as FormQuery
 from lospmm_server.forms import received_form
 from lospmm_server.kernel_view import KernelView, compared, speedup_scale, view_kernel
 from lospmm_server.negotiation import negotiate
 from lospmm_server.responses import CACHE_CONTROL
 from lospmm_server.schemas import DIGEST_PATTERN, JobState, KernelQuery, ModelQuery, Problem
-from lospmm_server.uploads import has_gpu, offered_devices
+from lospmm_server.uploads import Received, has_gpu, offered_devices
 from lospmm_server.views import STATES, JobListPage, JobPage, View
 
 _FOLDER = Path(__file__).parent
@@ -127,21 +128,11 @@ def pages_router(pages: Pages, view: View) -> APIRouter:
 
     @router.post("/jobs")
     async def post_job(request: Request) -> Response:
-        try:
-            async with received_form(request, KernelQuery) as form:
-                job = await view.submit(request, form.files, form.query)
-        except REFUSALS as error:
-            return await _refused(pages, request, view, "matrix", error)
-        return RedirectResponse(f"/jobs/{job}", 303)
+        return await _posted(pages, request, view, "matrix", KernelQuery, view.submit)
 
     @router.post("/models")
     async def post_model(request: Request) -> Response:
-        try:
-            async with received_form(request, ModelQuery) as form:
-                job = await view.submit_model(request, form.files, form.query)
-        except REFUSALS as error:
-            return await _refused(pages, request, view, "model", error)
-        return RedirectResponse(f"/jobs/{job}", 303)
+        return await _posted(pages, request, view, "model", ModelQuery, view.submit_model)
 
     @router.post("/jobs/{job}/cancel")
     async def cancel_job(job: str) -> Response:
@@ -220,6 +211,23 @@ def _job_page(pages: Pages, request: Request, job: JobPage, kernel: Artifact | N
         scale=speedup_scale([layer.speedup for layer in job.layers]),
         kernel=None if kernel is None else view_kernel(job.id, kernel),
     )
+
+
+async def _posted(
+    pages: Pages,
+    request: Request,
+    view: View,
+    form: str,
+    kind: type[FormQuery],
+    submit: Callable[[Request, Received, FormQuery], Awaitable[str]],
+) -> Response:
+    """Submit what a form uploads; return the way to its job, or the form with what is wrong beside it."""
+    try:
+        async with received_form(request, kind) as upload:
+            job = await submit(request, upload.files, upload.query)
+    except REFUSALS as error:
+        return await _refused(pages, request, view, form, error)
+    return RedirectResponse(f"/jobs/{job}", 303)
 
 
 async def _refused(pages: Pages, request: Request, view: View, form: str, error: Exception) -> Response:
