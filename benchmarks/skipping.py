@@ -159,11 +159,6 @@ def judged_of(device: DeviceSpec) -> Judged:
     return judged(records_of(device), device)
 
 
-def rows(device: DeviceSpec) -> list[Row]:
-    found = judged_of(device)
-    return [row_of(found, least, factor) for least in LEAST for factor in FACTORS]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="h200")

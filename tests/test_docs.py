@@ -28,7 +28,20 @@ from lospmm.space import estimate
 from lospmm.tuning import options
 from tests.cli.command import H200, WEIGHTS
 from tests.docs.commands import check, commands, leaves, targets
-from tests.docs.pages import DOCS, ROOT, Block, anchors, blocks, links, names, pages, printed_fields, rows, section
+from tests.docs.pages import (
+    DOCS,
+    ROOT,
+    Block,
+    anchors,
+    blocks,
+    entries,
+    links,
+    names,
+    pages,
+    printed_fields,
+    rows,
+    section,
+)
 from tests.docs.renew import REGIONS, renewed
 
 PAGES = {str(path.relative_to(ROOT)): path for path in pages()}
@@ -88,19 +101,42 @@ def test_commands_are_there_with_their_options(name: str) -> None:
 def default_of(parameter: typing.Any) -> str:
     if parameter.required:
         return "required"
-    if parameter.default is None:
-        return "-"
-    return "off" if parameter.default is False else f"`{parameter.default}`"
+    is_unset = parameter.default is None or parameter.default is False or parameter.default == ""
+    return "-" if is_unset else f"`{parameter.default}`"
+
+
+def name_of(parameter: typing.Any) -> str:
+    return str(parameter.opts[0] if parameter.param_type_name == "option" else parameter.metavar)
+
+
+def described_options(heading: str) -> dict[str, str]:
+    """The defaults of the options below a heading of docs/cli.md; some are "as `tune`" or "those of `tune`"."""
+    text = section(text_of("docs/cli.md"), heading)
+    found = {name: default for name, default, _ in entries(text)}
+    others = re.search(r"^- those of `tune` but (.*?):", text, re.MULTILINE)
+    if others or "as `tune`" in found.values():
+        of_tune = described_options("## lospmm tune")
+        found = {name: of_tune[name] if default == "as `tune`" else default for name, default in found.items()}
+        if others:
+            found = {name: of_tune[name] for name in of_tune.keys() - set(names(others[1]))} | found
+    return found
 
 
 @pytest.mark.parametrize(("command", "code"), list(leaves()))
 def test_options_and_their_defaults(command: str, code: typing.Any) -> None:
-    described = {cells[0]: cells[1] for cells in table_below("docs/cli.md", f"## {command}")}
-    expected = {
-        f"`{parameter.opts[0] if parameter.param_type_name == 'option' else parameter.metavar}`": default_of(parameter)
-        for parameter in code.params
-    }
-    assert described == expected
+    described, shared = described_options(f"## {command}"), described_options("## Shared options")
+    assert not described.keys() & shared.keys()
+    expected = {name_of(parameter): default_of(parameter) for parameter in code.params}
+    assert {**described, **{name: shared[name] for name in expected.keys() & shared.keys()}} == expected
+
+
+@pytest.mark.parametrize("option", ["--json", "--quiet"])
+def test_commands_of_shared_options(option: str) -> None:
+    with_option = {command for command, code in leaves() if option in {name_of(parameter) for parameter in code.params}}
+    (meaning,) = (meaning for name, _, meaning in entries(text_of("docs/cli.md")) if name == option)
+    _, is_not_for, without = meaning.partition("; not for ")
+    listed = {f"lospmm {name}" for name in names(without or meaning)}
+    assert listed == ({command for command, _ in leaves()} - with_option if is_not_for else with_option)
 
 
 def test_the_page_has_no_other_commands() -> None:
@@ -109,9 +145,10 @@ def test_the_page_has_no_other_commands() -> None:
 
 
 def test_choices_of_tune() -> None:
-    described = {cells[0]: names(cells[2]) for cells in table_below("docs/cli.md", "## lospmm tune")}
+    text = section(text_of("docs/cli.md"), "## lospmm tune")
+    described = {name: names(meaning) for name, _, meaning in entries(text)}
     for option, choices in options.CHOICES.items():
-        assert set(choices) == set(described[f"`--{option}`"]), option
+        assert set(choices) == set(described[f"--{option}"]), option
 
 
 def test_options_of_the_library() -> None:
@@ -123,7 +160,7 @@ def test_options_of_the_library() -> None:
 @pytest.mark.parametrize(
     ("name", "words", "of_a_command"),
     [
-        ("docs/cli.md", r"the service decides itself: (.*?) are refused", True),
+        ("docs/cli.md", r"It decides how to search: (.*?) are refused", True),
         ("docs/library.md", r"options of `lospmm.tune`, but (.*?), which the service decides itself", False),
     ],
 )
@@ -175,7 +212,7 @@ def test_fields_of_what_commands_print(capsys: pytest.CaptureFixture[str]) -> No
         capsys.readouterr()
         answers = [(run([*map(str, order), "--json"]), capsys.readouterr().out) for order in orders]
         assert {got for got, _ in answers} == {status}, answers
-        described = [name for cells in table_below("docs/cli.md", f"### {heading}") for name in names(cells[0])]
+        described = [name for name, _, _ in entries(section(text_of("docs/cli.md"), f"### {heading}"))]
         printed = {field for _, out in answers for field in printed_fields(json.loads(out), ANY_NAMES)}
         assert sorted(described) == sorted(printed), heading
 
@@ -324,11 +361,9 @@ def test_the_library_page() -> None:
 @pytest.mark.usefixtures("workplace")
 def test_the_launch_of_the_library_page() -> None:
     torch = pytest.importorskip("torch")
-    tune, *_, by_hand, call = (b.text for b in blocks(text_of("docs/library.md")) if b.language == "python")
+    tune, *_, call = (b.text for b in blocks(text_of("docs/library.md")) if b.language == "python")
     variables: dict[str, typing.Any] = {}
     exec(tune.replace('"h200"', f'"{detect_device().name}"'), variables)
-    for text in (by_hand, call):
-        exec(text, variables)
-        expected = torch.tensor(variables["weights"].toarray(), device="cuda") @ variables["b"]
-        assert torch.allclose(variables["c"], expected, atol=1e-3)
-        variables["c"].zero_()
+    exec(call, variables)
+    expected = torch.tensor(variables["weights"].toarray(), device="cuda") @ variables["b"]
+    assert torch.allclose(variables["c"], expected, atol=1e-3)

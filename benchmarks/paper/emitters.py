@@ -33,7 +33,7 @@ def column(records: Sequence[Record], name: str) -> NDArray[np.float64]:
     return np.array([one[name] for one in records], dtype=np.float64)
 
 
-def _order(mine: Sequence[Record], name: str) -> str:
+def order(mine: Sequence[Record], name: str) -> str:
     """The rank correlation of proxies with kernels, and the loss of the kernel whose proxy is fastest."""
     kernel, proxy = column(mine, "kernel_micros"), column(mine, f"{name}_micros")
     loss = kernel[proxy.argmin()] / kernel.min() - 1
@@ -43,7 +43,7 @@ def _order(mine: Sequence[Record], name: str) -> str:
 def rows(records: Sequence[Record]) -> list[Row]:
     told = []
     for problem, emitter, mine in groups(records):
-        orders = ", ".join(_order(mine, name) for name in ("proxy", "plain"))
+        orders = ", ".join(order(mine, name) for name in ("proxy", "plain"))
         what = f"{problem}, {LANGUAGES[emitter]}, {len(mine)} candidates: rank correlation (loss)"
         told.append(Row(f"{what}, with Equation 6, without", "-", orders))
     for emitter, language in LANGUAGES.items():

@@ -57,17 +57,6 @@ def by_way(choices: Sequence[Record], name: str) -> dict[str, list[float]]:
     return found
 
 
-def by_matrix(choices: Sequence[Record]) -> list[tuple[str, str, str]]:
-    """Every real layer: its name, the fastest time, and the loss of the default."""
-    found = []
-    for choice in sorted(choices, key=lambda one: str(one["problem"])):
-        if choice["set"] == "real" and "default" in choice["chosen"]:
-            width = len(AXES)
-            best = min(statistics.median(one[width:]) for one in choice["micros"] if len(one) > width)
-            found.append((f"`{choice['problem']}`", f"{best:.2f}", f"{losses(choice)['default']:.1%}"))
-    return found
-
-
 def rows(choices: Sequence[Record], tables: Sequence[Table]) -> list[Row]:
     told = []
     for name, title in SETS.items():
@@ -90,30 +79,6 @@ def rows(choices: Sequence[Record], tables: Sequence[Table]) -> list[Row]:
             what = f"problems, of {len(mine)} {title}, whose fastest kernel the thinned space lacks"
             told.append(Row(what, "-", str(beyond)))
     return told + thinning(tables)
-
-
-#: Ways that have a goal: a mean loss over the problems of the 205 kernels.
-GOALS = {"default": 0.013, "proxies and finals": 0.02, "search by proxies": 0.03}
-
-
-def verdicts(choices: Sequence[Record]) -> list[str]:
-    """A sentence for each way with a goal that was measured, and one for the default on real layers."""
-    told = []
-    found = by_way(choices, "shapes")
-    for way, goal in GOALS.items():
-        if values := found.get(way):
-            mean, within = float(np.mean(values)), sum(value <= goal for value in values)
-            met = "meets" if mean <= goal else "misses"
-            told.append(
-                f"`{way}` {met} its goal of {goal:.1%}: it loses {mean:.2%} in the mean of {len(values)} problems, and "
-                f"{within} of them are within the goal."
-            )
-    if values := by_way(choices, "real").get("default"):
-        told.append(
-            f"Of {len(values)} real layers `default` loses {np.mean(values):.2%} in the mean; "
-            f"{sum(value <= GOALS['default'] for value in values)} are within its goal."
-        )
-    return told
 
 
 def thinning(tables: Sequence[Table]) -> list[Row]:

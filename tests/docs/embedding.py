@@ -1,4 +1,6 @@
-"""The program of docs/embedding.md, which is examples/embedding.c."""
+"""The part of examples/embedding.c that docs/embedding.md shows."""
+
+import re
 
 from tests.docs.pages import DOCS, ROOT
 
@@ -6,7 +8,11 @@ PAGE = DOCS / "embedding.md"
 
 
 def program() -> str:
-    return f"```c\n{(ROOT / 'examples' / 'embedding.c').read_text()}```\n"
+    """Return the functions that load and launch a kernel, as a block of C."""
+    source = (ROOT / "examples" / "embedding.c").read_text()
+    functions = re.findall(r"^static void (?:load|launch)\(.*?^}\n", source, re.MULTILINE | re.DOTALL)
+    assert len(functions) == 2, "examples/embedding.c: load and launch"
+    return "```c\n" + "\n".join(functions) + "```\n"
 
 
 REGIONS = {"program": program}

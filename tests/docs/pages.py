@@ -13,6 +13,7 @@ _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 _CODE = re.compile(r"`([^`]+)`")
+_ENTRY = re.compile(r"^- (`[^`]+`(?:,\s+`[^`]+`)*)(?: \((.*?)\))?:\s+(.+(?:\n  .+)*)", re.MULTILINE)
 _REGION = r"(<!-- begin {name} -->\n).*?(<!-- end {name} -->)"
 
 
@@ -61,6 +62,13 @@ def rows(text: str) -> Iterator[list[str]]:
     for line in without_blocks(text).splitlines():
         if line.startswith("|") and not re.fullmatch(r"[|\-: ]+", line):
             yield [cell.strip().replace(r"\|", "|") for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+
+
+def entries(text: str) -> Iterator[tuple[str, str, str]]:
+    """The name, default ("-": none) and meaning of the entries of lists: "- `name`, `name` (default): meaning"."""
+    for match in _ENTRY.finditer(without_blocks(text)):
+        for name in names(match[1]):
+            yield name, match[2] or "-", match[3]
 
 
 def names(cell: str) -> list[str]:

@@ -1,7 +1,6 @@
 """README's table of speedups, and the tables of docs/results.md that it condenses, from benchmarks/results."""
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 
 from benchmarks.decode import gains, groups
 from benchmarks.families_table import best_sparse, dense_micros, mean
@@ -109,12 +108,13 @@ def conditions() -> str:
         "LLM prefill": _prefill(),
         "whole networks": measured_of(records("networks")),
     }
+    every = [one for own in sets.values() for one in own]
+    places = dict.fromkeys(f"{one['machine']['title']}, driver {one['versions']['driver']}" for one in every)
     lines = []
     for name, own in sets.items():
-        places = dict.fromkeys(f"{one['machine']['title']}, driver {one['versions']['driver']}" for one in own)
         commits = ", ".join(f"`{commit}`" for commit in sorted({one["commit"] for one in own}))
-        lines.append((name, "; ".join(places), commits))
-    return table(("figures", "GPU", "commits"), lines)
+        lines.append((name, commits))
+    return f"{'; '.join(places)}:\n\n{table(('figures', 'commits'), lines)}"
 
 
 def short() -> str:
@@ -183,7 +183,5 @@ REGIONS: dict[str, Callable[[], str]] = {
     "decode": decode,
     "prefill": prefill,
     "conditions": conditions,
-    "tuning cost": partial(results.results, results.TUNING_COST),
-    "generated code": partial(results.results, results.GENERATED_CODE),
-    "on a gpu": results.on_a_gpu,
+    "tuning cost": results.tuning_cost,
 }

@@ -1,20 +1,16 @@
 """The example of docs/flow.md, step by step: eight rows, two tiles, and what is made of the first."""
 
+from collections import Counter
 from collections.abc import Sequence
 
-import numpy as np
-
 from lospmm.codegen import emit, source_of
-from lospmm.codegen.interpret import interpret
 from lospmm.codegen.ir import Fma, LoadRow, instructions
 from lospmm.codegen.lower import lower
-from lospmm.cpu import execute
-from lospmm.cpu.geometry import geometry_of
 from lospmm.matrix.csr import from_dense
 from lospmm.problem.device import DEVICES
 from lospmm.problem.problem import Problem
 from lospmm.space.candidates import TileSize, UnrolledPlan
-from lospmm.space.reorder import natural_order, regroup
+from lospmm.space.reorder import regroup
 from lospmm.stages import Stages
 from lospmm.tuning.unrolled import explore_problem
 from tests.golden.renew import EXAMPLE, SCHEDULE
@@ -31,36 +27,19 @@ def fenced(text: str) -> str:
 
 def matrix() -> str:
     lines = ["row " + "".join(f"{column:>7}" for column in range(EXAMPLE.shape[1]))]
-    for number, row in enumerate(EXAMPLE):
-        cells = "".join(f"{value:7g}" if value else "      ." for value in row)
+    for number in CANDIDATE.tiling.tiles[0].rows:
+        cells = "".join(f"{value:7g}" if value else "      ." for value in EXAMPLE[number])
         lines.append(f"{number:>3} {cells}")
     return fenced("\n".join(lines))
 
 
 def space() -> str:
     found = explore_problem(PROBLEM, Stages())
-    lines = [f"{found.size} tile sizes"]
-    for name in dict.fromkeys(verdict.constraint for verdict in found.verdicts):
-        removed = [verdict.tile for verdict in found.verdicts if verdict.constraint == name]
-        lines.append(f"{name}{' (limit moved)' if name in found.relaxed else ''} removes {len(removed)}:")
-        lines += _by_width(removed)
-    return fenced("\n".join([*lines, "left:", *_by_width([candidate.tile for candidate in found.survivors])]))
-
-
-def _by_width(sizes: Sequence[TileSize]) -> list[str]:
-    return [
-        f"  N1 = {cols}: M1 = {', '.join(str(size.rows) for size in sizes if size.cols == cols)}"
-        for cols in sorted({size.cols for size in sizes})
-    ]
-
-
-def tiles() -> str:
-    lines = ["order     tile  rows         nnz  nnc"]
-    for order, tiling in (("natural", natural_order(PROBLEM.matrix, TILE.rows)), ("regrouped", CANDIDATE.tiling)):
-        for number, tile in enumerate(tiling.tiles):
-            chosen = ", ".join(map(str, tile.rows))
-            lines.append(f"{order:9} {number:4}  {chosen:11} {tile.nnz:4} {tile.nnc:4}")
-    return fenced("\n".join(lines))
+    lines = [f"tile sizes   {found.size}"]
+    for name, count in Counter(verdict.constraint for verdict in found.verdicts).items():
+        lines.append(f"removed      {count} by {name}{' (limit moved)' if name in found.relaxed else ''}")
+    sizes = (candidate.tile for candidate in found.survivors)
+    return fenced("\n".join([*lines, "left         " + ", ".join(f"{size.rows} x {size.cols}" for size in sizes)]))
 
 
 def ir() -> str:
@@ -77,8 +56,7 @@ def ir() -> str:
 
 
 def ptx() -> str:
-    """Tile 0, and the kernel behind the tiles."""
-    return "```ptx\n" + _without_tile_1(emit(PROGRAM, "ptx", PROBLEM.device.arch).source, "\n.visible .entry") + "```\n"
+    return _statements("ptx", "ptx", ("ld.global", "fma", "st.global"))
 
 
 def tile_listing() -> list[str]:
@@ -93,26 +71,15 @@ def sass() -> str:
 
 
 def cuda() -> str:
-    source = emit(PROGRAM, "cuda", PROBLEM.device.arch).source
-    return "```c++\n" + _without_tile_1(source[source.index("// rows") :], '\nextern "C" __global__') + "```\n"
+    return _statements("cuda", "c++", ("__ldcs", "__fmaf_rn", "__stcs"))
 
 
-def _without_tile_1(source: str, entry: str) -> str:
-    second = source.index("\n// rows", source.index("// rows") + 1)
-    return source[:second] + "\n// ... tile_1 ...\n" + source[source.index(entry) :]
-
-
-def result() -> str:
-    """C for a B whose row k is all k + 1: the IR in NumPy, PTX and machine code on the CPU, and SciPy."""
-    b = np.repeat(np.arange(1, EXAMPLE.shape[1] + 1, dtype=np.float32)[:, np.newaxis], PROBLEM.n, axis=1)
-    geometry = geometry_of(PROGRAM, n=PROBLEM.n, cols=TILE.cols)
-    emitted = [emit(PROGRAM, language, PROBLEM.device.arch) for language in ("ptx", "sass")]
-    by_text = [execute(emission, geometry, np.arange(PROBLEM.n), b) for emission in emitted]
-    results = (interpret(PROGRAM, b), *by_text, PROBLEM.matrix.to_scipy() @ b)
-    lines = ["row     IR    PTX   SASS  A x B"]
-    lines += [f"{row:3} " + " ".join(f"{c[row, 0]:6g}" for c in results) for row in range(len(EXAMPLE))]
-    return fenced("\n".join(lines))
+def _statements(emitter: str, language: str, operations: Sequence[str]) -> str:
+    """Return the first load, multiply-add and store of tile 0."""
+    lines = emit(PROGRAM, emitter, PROBLEM.device.arch).source.partition("// rows")[2].splitlines()
+    found = (next(line.strip() for line in lines if operation in line) for operation in operations)
+    return "\n".join([f"```{language}", *found, "```", ""])
 
 
 #: The regions of docs/flow.md.
-REGIONS = {f"flow {step.__name__}": step for step in (matrix, space, tiles, ir, sass, ptx, cuda, result)}
+REGIONS = {f"flow {step.__name__}": step for step in (matrix, space, ir, sass, ptx, cuda)}

@@ -193,22 +193,15 @@ def test_what_is_loaded_satisfies_every_check(any_file: Path, base: str, figures
 
 
 @devices
-def test_the_document_lists_every_figure(device: DeviceSpec):
-    rows = DOCUMENT.read_text().splitlines()
-    product = (
-        f"| `{device.name}` | {device.title} | {device.arch} | {device.sms} | {device.clock_hz / 1e6:.0f} "
+def test_the_document_has_a_row_for_every_device(device: DeviceSpec):
+    """Limits and sources are in the code alone; bf16 and TF32 follow from fp16 (the test of tensor cores above)."""
+    row = (
+        f"| `{device.name}` | {device.title} | {device.arch} | {device.sms} "
         f"| {device.peak_flops / 1e12:.1f} | {device.memory_bandwidth / 1e9:.0f} | {device.l2_bytes / 2**20:g} "
-        + "".join(f"| {rate / 1e12:g} " if rate else "| - " for rate in tensor_rates(device))
-        + "|"
+        f"| {device.fp16_flops / 1e12:g} |"
     )
-    architecture = (
-        f"| {device.arch} | {device.threads_per_sm} | {device.blocks_per_sm} | {device.shared_bytes_per_sm >> 10} "
-        f"| {device.shared_bytes_per_block >> 10} | {device.reserved_shared_bytes >> 10} "
-        f"| {device.shared_unit_bytes} | {FP32_LANES[device.arch]} |"
-    )
-    assert product in rows
-    assert architecture in rows
-    assert f"- `{device.name}`: {device.source}." in DOCUMENT.read_text().replace("\n  ", " ")
+    assert row in DOCUMENT.read_text().splitlines()
+    assert device.source
 
 
 def test_the_document_explains_every_key_and_check():

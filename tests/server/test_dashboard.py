@@ -12,7 +12,7 @@ import yaml
 from lospmm_server import dashboard
 from lospmm_server.metrics import METRICS, MODELS
 from lospmm_server.panels import SECTIONS, Query
-from tests.docs.pages import DOCS, ROOT, names, rows, section
+from tests.docs.pages import DOCS, ROOT, entries, names, section
 from tests.server.promql import filled, selectors
 
 PANELS = [panel for part in SECTIONS for panel in part.panels]
@@ -129,9 +129,9 @@ def test_variables_are_those_that_queries_use() -> None:
 
 def test_the_page_describes_every_metric() -> None:
     page = (DOCS / "operations.md").read_text()
-    table = list(rows(section(page, "## Metrics")))[1:]
-    described = {names(cells[0])[0]: (cells[1], set(names(cells[2]))) for cells in table}
+    listed = list(entries(section(page, "## Metrics")))
+    described = {name: (kind.partition(";")[0], set(names(kind))) for name, kind, _ in listed}
     expected = {name: (metric.type, {label.name for label in metric.labels}) for name, metric in METRICS.items()}
     assert described == expected
-    assert len(table) == len(METRICS)
+    assert len(listed) == len(METRICS)
     assert f"{MODELS - 1} names of models" in page

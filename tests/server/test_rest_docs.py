@@ -1,39 +1,56 @@
 """docs/rest.md against the service."""
 
+import dataclasses
 import re
 from pathlib import Path
 
 import pytest
 from starlette.testclient import TestClient
 
+from lospmm.tuning.options import Options
 from lospmm_server import problems
+from tests.docs.pages import entries, section
 
 PAGE = (Path(__file__).parents[2] / "docs" / "rest.md").read_text()
 
 
-def test_every_route_has_a_section_and_every_section_a_route(shared: TestClient) -> None:
+def test_every_route_is_described_and_there_are_no_others(shared: TestClient) -> None:
     paths = shared.get("/openapi.json").json()["paths"]
     routes = {f"{method.upper()} {path}" for path, methods in paths.items() for method in methods}
-    assert set(re.findall(r"^### `(\w+ /\S*)`$", PAGE, re.MULTILINE)) == routes
+    assert set(re.findall(r"^(?:###|-) `([A-Z]+ /\S*)`", PAGE, re.MULTILINE)) == routes
 
 
 def test_every_section_shows_curl() -> None:
-    for section in re.split(r"^### ", PAGE, flags=re.MULTILINE)[1:]:
-        title = section.partition("\n")[0]
-        path = re.search(r"/\S*?(?=\{|`)", title)[0]
-        assert re.search(rf"^curl .*localhost:8000{re.escape(path)}", section, re.MULTILINE), title
+    for text in re.split(r"^### ", PAGE, flags=re.MULTILINE)[1:]:
+        title = text.partition("\n")[0]
+        (path,) = re.findall(r"/\S*?(?=\{|`)", title)[:1]
+        assert re.search(rf"^curl .*localhost:8000{re.escape(path)}", text, re.MULTILINE), title
 
 
 def test_every_parameter_is_described(shared: TestClient) -> None:
     paths = shared.get("/openapi.json").json()["paths"]
-    for parameter in paths["/v1/kernels"]["post"]["parameters"]:
-        assert f"| `{parameter['name']}` |" in PAGE
+    parameters = {path: paths[path]["post"]["parameters"] for path in ("/v1/kernels", "/v1/models")}
+    of_kernels = {name: default for name, default, _ in entries(section(PAGE, "### `POST /v1/kernels`"))}
+    assert of_kernels.keys() == {parameter["name"] for parameter in parameters["/v1/kernels"]}
+    assert of_kernels["wait"] == "`30`"
+    of_models = section(PAGE, "### `POST /v1/models`")
+    assert "\n- parameters of kernels but `tensor`: " in of_models
+    own = {name for name, _, _ in entries(of_models)}
+    assert of_kernels.keys() - {"tensor"} | own == {parameter["name"] for parameter in parameters["/v1/models"]}
 
 
-def test_the_table_of_problems_is_whole() -> None:
+def test_defaults_are_those_of_tune(shared: TestClient) -> None:
+    parameters = shared.get("/openapi.json").json()["paths"]["/v1/kernels"]["post"]["parameters"]
+    defaults = {parameter["name"]: parameter["schema"].get("default") for parameter in parameters}
+    of_tune = {field.name: field.default for field in dataclasses.fields(Options)}
+    shown = defaults.keys() & of_tune.keys()
+    assert shown and {name: defaults[name] for name in shown} == {name: of_tune[name] for name in shown}
+
+
+def test_the_list_of_problems_is_whole() -> None:
     kinds = (*problems.ERRORS.values(), *problems.STATUSES.values(), problems.BAD_PARAMETER, problems.INTERNAL)
-    rows = re.findall(r"^\| `/problems/([a-z-]+)` \| (\d+) \|", PAGE, re.MULTILINE)
-    assert sorted(rows) == sorted({(kind.name, str(kind.status)) for kind in kinds})
+    described = [(name.removeprefix("/problems/"), status) for name, status, _ in entries(section(PAGE, "## Problems"))]
+    assert sorted(described) == sorted({(kind.name, str(kind.status)) for kind in kinds})
 
 
 def test_openapi_knows_only_problem_json(shared: TestClient) -> None:

@@ -4,7 +4,6 @@ import math
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,9 +17,9 @@ from lospmm.space import reorder
 from lospmm.space.candidates import Tiling
 from lospmm.space.reorder import natural_order, regroup, threads_for
 from lospmm_datasets.synthetic import paired_blocks, uniform
+from tests.docs.pages import DOCS, blocks
 from tests.fixtures.real_layers import REAL_LAYERS, needs_real_layers
 
-ROOT = Path(__file__).parents[2]
 REAL_PATTERNS = REAL_LAYERS / "dlmc"
 
 
@@ -207,15 +206,10 @@ def test_a_limit_below_one_is_refused(limit: int) -> None:
         natural_order(matrix, limit)
 
 
-def page_blocks() -> list[list[str]]:
-    """The lines of each fenced block of the page, in order."""
-    parts = (ROOT / "docs" / "reordering.md").read_text().split("```")
-    return [part.splitlines()[1:] for part in parts[1::2]]
-
-
 def page_matrix() -> SparseMatrix:
-    """The first block of the page: a row number, then x for a nonzero."""
-    cells = [line.split()[1:] for line in page_blocks()[0][1:]]
+    """The block of the page: a row number, then x for a nonzero."""
+    (block,) = blocks((DOCS / "reordering.md").read_text())
+    cells = [line.split()[1:] for line in block.text.splitlines()[1:]]
     return from_dense(np.array([[cell == "x" for cell in row] for row in cells], dtype=np.float32))
 
 
@@ -226,16 +220,6 @@ def test_the_worked_example_is_figure_5() -> None:
     tiling = regroup(matrix, [4])[4]
     assert tiling.nnc.tolist() == [5, 5]
     assert sorted(tile.rows.tolist() for tile in tiling.tiles) == [[0, 1, 4, 5], [2, 3, 6, 7]]
-
-
-def test_the_steps_in_the_page_are_what_the_algorithm_does() -> None:
-    page = [[int(number) for number in line.split()] for line in page_blocks()[1][1:]]
-    steps, nnz = [], [0, 0]
-    matrix = page_matrix()
-    for row, merged_nnc, chosen, _ in algorithm_1(matrix, 4):
-        steps.append([row, int(matrix.row_nnz[row]), *merged_nnc, *nnz, chosen])
-        nnz[chosen] += int(matrix.row_nnz[row])
-    assert page == steps
 
 
 @needs_real_layers
