@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from lospmm.families import bitmap, block_group_coo, csr, group_coo, hyb, spmv, tensor_core
 from lospmm.families.all_fours import Shared
-from lospmm.families.candidate import TEMPLATE_FAMILIES, Candidate
+from lospmm.families.candidate import ONE_COPY_FAMILIES, TEMPLATE_FAMILIES, Candidate
 from lospmm.families.packed import PackedKernel
 from lospmm.problem.problem import Problem
 
@@ -51,6 +51,11 @@ _ROWS = (
 
 #: By name.
 FAMILIES: Mapping[str, Family] = MappingProxyType(dict(zip(TEMPLATE_FAMILIES, _ROWS, strict=True)))
+
+_ONE_COPY_ROWS = (Family(bitmap.one_copy_refusal, bitmap.one_copy_plans, bitmap.forecast, bitmap.pack_plan),)
+
+#: Families restricted to plans that read A alike at every N, so that the kernels of a layer share one copy of it.
+ONE_COPY: Mapping[str, Family] = MappingProxyType(dict(zip(ONE_COPY_FAMILIES, _ONE_COPY_ROWS, strict=True)))
 
 
 def shared_of(problem: Problem, candidate: Candidate) -> Shared | None:

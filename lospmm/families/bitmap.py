@@ -6,7 +6,7 @@ more than MAX_COLUMNS of B, ``bitmap_wide`` multiplies.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
@@ -17,21 +17,19 @@ from lospmm.families.bitmap_wide import WideBitmap
 from lospmm.families.lists import MAX_GRID_SIDE, WARP
 from lospmm.families.packed import PLACES, PackedKernel, pack, source_of_template
 from lospmm.families.pieces import (
-    PIECE_UNIT_BYTES,
     STEP,
     TILE_ROWS,
     UNIT,
     PieceShape,
     counts,
-    pack_pieces,
+    laid_out,
     piece_bytes,
     share_of_pairs,
 )
 from lospmm.families.traffic import LAUNCH_MICROS
 from lospmm.problem.problem import Launch, Problem, ceil_div
 
-TILES = (1, 2, 4)
-DEPTHS = (64, 128)
+SHAPES = tuple(PieceShape(tiles, depth) for tiles, depth in product((1, 2, 4), (64, 128)) if tiles * depth >= 2 * UNIT)
 ROWS = (1, 2, 4)
 PARTS = (2, 4, 8, 16)
 CLUSTERS = (1, 2, 4, 8)
@@ -68,6 +66,7 @@ class BitmapPlan:
     cluster: int  # blocks that share rows
     stages: int  # pieces of A in a warp's shared memory
     cols: int
+    shared: int = 0  # 1: A is as kernels of every N read it
 
     @property
     def warps(self) -> int:
@@ -82,7 +81,7 @@ class BitmapPlan:
     @property
     def shape(self) -> PieceShape:
         """The shape of a piece of A; with few columns of B, odd columns of A change places."""
-        return PieceShape(self.tiles, self.depth, is_paired=self.cols <= MAX_PAIRED_COLS)
+        return PieceShape(self.tiles, self.depth, is_paired=not self.shared and self.cols <= MAX_PAIRED_COLS)
 
 
 Plan = BitmapPlan | WideBitmap
@@ -96,8 +95,6 @@ def refusal(problem: Problem) -> str | None:
         return f"needs a 16-bit dtype, not {problem.dtype.name}"
     if problem.device.arch_number < 80:
         return f"needs tensor cores of sm_80 or later, not {problem.device.arch}"
-    if problem.n == 1:
-        return "one column of B"
     if problem.matrix.m * problem.matrix.k > MAX_CELLS:
         return f"m x k is over {MAX_CELLS:,}"
     return bitmap_wide.refusal(problem) if problem.n > MAX_COLUMNS else None
@@ -108,13 +105,25 @@ def plans(problem: Problem) -> Sequence[Plan]:
     return bitmap_wide.plans(problem) if problem.n > MAX_COLUMNS else _plans(problem)
 
 
-def _plans(problem: Problem) -> list[BitmapPlan]:
+def one_copy_refusal(problem: Problem) -> str | None:
+    """Return why no kernel reads A as those of every N do, or None."""
+    return refusal(problem) or (bitmap_wide.refusal(problem) if problem.n > MAX_WHOLE_COLS else None)
+
+
+def one_copy_plans(problem: Problem) -> Sequence[Plan]:
+    """Return the plans that read A as those of every N do."""
+    if problem.n > MAX_WHOLE_COLS:
+        return bitmap_wide.plans(problem)
+    found = _plans(problem, [bitmap_wide.SHAPE])
+    return [replace(plan, shared=1) for plan in found if plan.parts * plan.cluster <= bitmap_wide.firsts_of(problem)]
+
+
+def _plans(problem: Problem, shapes: Sequence[PieceShape] = SHAPES) -> list[BitmapPlan]:
     """Return plans of blocks no taller than A, with no more parts than pieces; clusters from sm_90 on."""
     matrix = problem.matrix
     clusters = CLUSTERS if has_bulk_copies(problem) else CLUSTERS[:1]
     tall = ceil_div(matrix.m, TILE_ROWS)
     cols = next(cols for cols in COLS if cols >= problem.n)
-    shapes = [PieceShape(tiles, depth) for tiles, depth in product(TILES, DEPTHS) if tiles * depth >= 2 * UNIT]
     held = counts(matrix)
     largest = {(shape.tiles, shape.depth): piece_bytes(held, shape) for shape in shapes}
     return [
@@ -141,7 +150,7 @@ def _grid(plan: BitmapPlan, problem: Problem) -> tuple[int, int, int]:
 
 
 def vector(problem: Problem) -> int:
-    """Return the elements of a row of B that are copied at once; 1: B goes directly to registers."""
+    """Return the elements of a row of B that are copied at once."""
     return int(np.gcd(8, problem.n))
 
 
@@ -152,12 +161,19 @@ def has_bulk_copies(problem: Problem) -> bool:
 
 def is_whole(plan: BitmapPlan, problem: Problem) -> bool:
     """Return whether B's rows of a piece are one copy; with many columns that causes bank conflicts."""
+    if problem.n == 1:
+        return has_bulk_copies(problem) and problem.matrix.k % 8 == 0
     return has_bulk_copies(problem) and problem.n == plan.cols and plan.cols <= MAX_WHOLE_COLS
+
+
+def is_staged(plan: BitmapPlan, problem: Problem) -> bool:
+    """Return whether B goes through shared memory; else straight to registers."""
+    return vector(problem) > 1 or is_whole(plan, problem)
 
 
 def shared_bytes(plan: BitmapPlan, problem: Problem, largest_piece: int) -> int:
     """Return the shared memory of a block: pieces of A and B, and value offsets; later the warps' sums."""
-    of_b = plan.depth * plan.cols * 2 if vector(problem) > 1 else 0
+    of_b = plan.depth * (plan.cols if problem.n > 1 else 1) * 2 if is_staged(plan, problem) else 0
     ring = plan.stages * (largest_piece + of_b) + plan.tiles * plan.depth * 2
     barriers = plan.warps * plan.stages * 8
     return max(plan.warps * ring, plan.parts * plan.block_rows * plan.cols * 4) + barriers
@@ -256,10 +272,15 @@ def pack_plan(problem: Problem, plan: Plan) -> PackedKernel:
 
 def _packed(problem: Problem, plan: BitmapPlan) -> PackedKernel:
     matrix, dtype, epilogue = problem.matrix, problem.dtype, problem.epilogue
-    starts, pieces = pack_pieces(matrix, dtype, plan.shape, plan.block_rows)
-    largest = ceil_div(16 * int(np.diff(starts.astype(np.int64)).max()), PIECE_UNIT_BYTES) * PIECE_UNIT_BYTES
-    arrays = _laid_out(plan, ceil_div(matrix.k, plan.depth), starts, pieces, largest)
-    settings = {
+    walkers = plan.parts * plan.cluster
+    if plan.shared:
+        data, largest = bitmap_wide.data_of(problem)
+    else:
+        pieces = laid_out(matrix, dtype, plan.shape, plan.block_rows, walkers)
+        data, largest = pack((matrix.m,), pieces.arrays, epilogue=epilogue), pieces.largest
+    entry = f"lospmm_bitmap_n{problem.n}"
+    settings: dict[str, int | str] = {
+        "ENTRY": entry,
         "K": matrix.k,
         "N": problem.n,
         "TILES": plan.tiles,
@@ -271,37 +292,20 @@ def _packed(problem: Problem, plan: BitmapPlan) -> PackedKernel:
         "PAIRED": int(plan.shape.is_paired),
         "PIECE_BYTES": largest,
         "FIRST_ARRAY": 2 * PLACES * 8,
+        "FIRSTS": bitmap_wide.firsts_of(problem) if plan.shared else walkers,
+        "STAGED": int(is_staged(plan, problem)),
         "VECTOR": vector(problem),
         "WHOLE": int(is_whole(plan, problem)),
         "LOSPMM_BULK": int(has_bulk_copies(problem)),
         "LOSPMM_CLUSTER": plan.cluster,
     }
     return PackedKernel(
-        entry="lospmm_bitmap",
+        entry=entry,
         source=source_of_template("bitmap", settings, dtype=dtype, epilogue=epilogue, parts=("pieces.cuh",)),
-        data=pack((matrix.m,), arrays, epilogue=epilogue),
+        data=data,
         launch=Launch(_grid(plan, problem), WARP * plan.warps, shared_bytes(plan, problem, largest)),
         registers=registers_allowed(plan, problem),
         cols=plan.cols,
         dtype=dtype,
         takes_residual=epilogue.residual,
     )
-
-
-def _laid_out(
-    plan: BitmapPlan, pieces: int, starts: NDArray[np.uint32], data: NDArray[np.uint32], largest: int
-) -> tuple[NDArray[np.uint32], NDArray[np.uint32], NDArray[np.uint32]]:
-    """Return the first piece of each warp, ``largest`` bytes each; where each of the others starts; and the others."""
-    walkers = plan.parts * plan.cluster
-    of_rows = starts.astype(np.int64)[:-1].reshape(-1, pieces) * 4
-    bounds = np.column_stack([of_rows, np.append(of_rows[1:, 0], len(data))])  # in words
-    firsts = np.zeros((len(bounds), walkers, largest // 4), dtype=np.uint32)
-    count = min(walkers, pieces)
-    for own, begins in zip(firsts, bounds, strict=True):
-        for place in range(count):
-            piece = data[begins[place] : begins[place + 1]]
-            own[place, : len(piece)] = piece
-    others = [data[begins[count] : begins[-1]] for begins in bounds]
-    sizes = np.diff(bounds, axis=1) // 4
-    sizes[:, :count] = 0
-    return firsts, np.append(0, np.cumsum(sizes)).astype(np.uint32), np.concatenate(others)

@@ -13,8 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lospmm.families.lists import MAX_GRID_SIDE
-from lospmm.families.packed import PackedKernel, pack, source_of_template
-from lospmm.families.pieces import PIECE_UNIT_BYTES, PieceShape, counts, pack_pieces, piece_bytes
+from lospmm.families.packed import PLACES, PackedKernel, pack, source_of_template
+from lospmm.families.pieces import (
+    LEAST_FIRSTS,
+    MOST_FIRSTS,
+    SHARED_ROWS,
+    PieceShape,
+    counts,
+    laid_out,
+    piece_bytes,
+)
 from lospmm.families.row_block import ROWS, registers_of, threads_of
 from lospmm.families.warpgroups import ARCH
 from lospmm.problem.problem import Launch, Problem, ceil_div
@@ -23,7 +31,7 @@ GROUPS = (1, 2)
 COLS = (64, 128, 192, 256)
 
 #: Blocks that share rows and columns of C, each with its part of the pieces.
-CLUSTERS = (1, 2, 4)
+CLUSTERS = (1, 2, 4, 8)
 
 #: The one shape of a piece that it reads: a warp has 16 rows.
 SHAPE = PieceShape(tiles=1, depth=128)
@@ -153,19 +161,34 @@ def _micros(problem: Problem, plan: WideBitmap, pairs: int) -> float:
     return START_MICROS + 1e6 * max(cycles / device.clock_hz, memory)
 
 
+def firsts_of(problem: Problem) -> int:
+    """Return the pieces of a row of tiles at known places, in the data of every N."""
+    return min(MOST_FIRSTS, max(LEAST_FIRSTS, ceil_div(problem.matrix.k, SHAPE.depth)))
+
+
+def data_of(problem: Problem) -> tuple[bytes, int]:
+    """Return the data that kernels of every N read, and the bytes of the largest piece."""
+    matrix = problem.matrix
+    pieces = laid_out(matrix, problem.dtype, SHAPE, SHARED_ROWS, firsts_of(problem))
+    maps = np.zeros(_MOST_SMS * _MAP_BYTES if problem.device.arch_number == ARCH else 0, dtype=np.uint8)
+    return pack((matrix.m, matrix.k), (*pieces.arrays, maps), epilogue=problem.epilogue), pieces.largest
+
+
 def pack_plan(problem: Problem, plan: WideBitmap) -> PackedKernel:
     """Return the kernel of a plan."""
-    matrix, epilogue = problem.matrix, problem.epilogue
-    starts, pieces = pack_pieces(matrix, problem.dtype, SHAPE, plan.rows)
-    maps = np.zeros(_MOST_SMS * _MAP_BYTES, dtype=np.uint8)
-    largest = ceil_div(16 * int(np.diff(starts.astype(np.int64)).max()), PIECE_UNIT_BYTES) * PIECE_UNIT_BYTES
+    data, largest = data_of(problem)
     stages = stages_of(plan, problem, largest)
     launched, taken = registers_of(plan.groups, _FEEDING_REGISTERS, problem.device)
-    settings = {
+    entry = f"lospmm_bitmap_n{problem.n}"
+    settings: dict[str, int | str] = {
+        "ENTRY": entry,
+        "N": problem.n,
         "TILES": SHAPE.tiles,
         "DEPTH": SHAPE.depth,
         "PAIRED": int(SHAPE.is_paired),
         "PIECE_BYTES": largest,
+        "FIRST_ARRAY": 2 * PLACES * 8,
+        "FIRSTS": firsts_of(problem),
         "GROUPS": plan.groups,
         "COLS": plan.cols,
         "STAGES": stages,
@@ -178,14 +201,14 @@ def pack_plan(problem: Problem, plan: WideBitmap) -> PackedKernel:
     needed = stages * (_stage_bytes(plan) + 2 * _BARRIER_BYTES) + _fixed_bytes(plan, largest)
     alone = problem.device.shared_bytes_per_sm // 2  # so that an SM has one block, and its map is that block's
     return PackedKernel(
-        entry="lospmm_bitmap_wide",
-        source=source_of_template("bitmap_wide", settings, dtype=problem.dtype, epilogue=epilogue, parts=parts),
-        data=pack((problem.n, matrix.m, matrix.k), (starts, pieces, maps), epilogue=epilogue),
+        entry=entry,
+        source=source_of_template("bitmap_wide", settings, dtype=problem.dtype, epilogue=problem.epilogue, parts=parts),
+        data=data,
         launch=Launch(_grid(plan, problem), plan.threads, max(needed, alone)),
         registers=launched,
         cols=plan.cols,
         dtype=problem.dtype,
-        takes_residual=epilogue.residual,
+        takes_residual=problem.epilogue.residual,
         is_specific=True,
         is_alone=True,
     )

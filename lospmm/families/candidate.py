@@ -12,6 +12,9 @@ UNROLLED = "unrolled"
 #: Families that read A as data, in the order in which reports list them; ``families.FAMILIES`` has a row for each.
 TEMPLATE_FAMILIES = ("csr", "group_coo", "block_group_coo", "hyb", "spmv", "bitmap", "tensor_core")
 
+#: Those with kernels that read A alike at every N; ``families.ONE_COPY`` has a row for each.
+ONE_COPY_FAMILIES = ("bitmap",)
+
 
 @dataclass(frozen=True, slots=True)
 class Candidate:

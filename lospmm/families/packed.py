@@ -9,6 +9,7 @@ which needs no compiler.
 row-major.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -86,6 +87,19 @@ def source_of_prelude(
 @cache
 def _text(name: str) -> str:
     return (TEMPLATES / name).read_text()
+
+
+def joined_source(kernels: Sequence[tuple[str, str, int]]) -> str:
+    """Return one text of several kernels that read the same data: (entry, source, most registers of a thread) of each.
+
+    Each is in a namespace of its own, and its macros end with it.
+    """
+    parts = ['extern "C" __device__ unsigned char lospmm_data[];\n']
+    for entry, source, registers in kernels:
+        text = f"#define LOSPMM_REGISTERS {registers}\n{source}"
+        macros = dict.fromkeys(re.findall(r"^#define (\w+)", text, re.MULTILINE))
+        parts += [f"namespace of_{entry} {{\n{text}\n}}\n", *(f"#undef {macro}\n" for macro in macros)]
+    return "".join(parts)
 
 
 def pack(numbers: Sequence[int], arrays: Sequence[NDArray[Any]], *, epilogue: Epilogue) -> bytes:

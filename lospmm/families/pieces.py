@@ -32,6 +32,10 @@ SAMPLED_GROUPS, SAMPLED_PIECES = 4, 64
 #: A piece's place in shared memory is a multiple of so many bytes, so that few templates are compiled.
 PIECE_UNIT_BYTES = 256
 
+#: Of the copy of A that kernels of every N read: pieces of a row of tiles at known places, at least and at most; and a
+#: multiple of the rows of any block, to which it is padded.
+LEAST_FIRSTS, MOST_FIRSTS, SHARED_ROWS = 4, 8, 128
+
 
 @dataclass(frozen=True, slots=True)
 class PieceShape:
@@ -116,6 +120,37 @@ def pack_pieces(
     starts = np.zeros(tall // shape.rows * pieces + 1, dtype=np.uint32)
     np.cumsum(np.concatenate(sizes), out=starts[1:])
     return starts, np.concatenate(parts)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pieces:
+    """A in pieces: ``arrays`` of the first pieces, of where the others begin, and of these; and the largest's bytes."""
+
+    arrays: tuple[NDArray[np.uint32], NDArray[np.uint32], NDArray[np.uint32]]
+    largest: int
+
+
+def laid_out(matrix: SparseMatrix, dtype: Dtype, shape: PieceShape, multiple: int, firsts: int) -> Pieces:
+    """Return the pieces with the first ``firsts`` of each row of tiles at known places, ``largest`` bytes each.
+
+    A first piece has no bytes among the others, whose starts are in units of 16 bytes. ``multiple`` as in
+    ``pack_pieces``.
+    """
+    pieces = ceil_div(matrix.k, shape.depth)
+    starts, data = pack_pieces(matrix, dtype, shape, multiple)
+    largest = ceil_div(16 * int(np.diff(starts.astype(np.int64)).max()), PIECE_UNIT_BYTES) * PIECE_UNIT_BYTES
+    of_rows = starts.astype(np.int64)[:-1].reshape(-1, pieces) * 4
+    bounds = np.column_stack([of_rows, np.append(of_rows[1:, 0], len(data))])  # in words
+    first = np.zeros((len(bounds), firsts, largest // 4), dtype=np.uint32)
+    count = min(firsts, pieces)
+    for own, begins in zip(first, bounds, strict=True):
+        for place in range(count):
+            piece = data[begins[place] : begins[place + 1]]
+            own[place, : len(piece)] = piece
+    others = [data[begins[count] : begins[-1]] for begins in bounds]
+    sizes = np.diff(bounds, axis=1) // 4
+    sizes[:, :count] = 0
+    return Pieces((first, np.append(0, np.cumsum(sizes)).astype(np.uint32), np.concatenate(others)), largest)
 
 
 def _in_order(cells: NDArray[np.uint16], shape: PieceShape) -> NDArray[np.uint32]:

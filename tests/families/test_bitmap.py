@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from lospmm.cpu.block import execute_packed
 from lospmm.errors import VerificationFailed
-from lospmm.families import bitmap
+from lospmm.families import ONE_COPY, bitmap
 from lospmm.families.bitmap import BitmapPlan, fits, forecast, pack_plan, plans, refusal
 from lospmm.families.pieces import PieceShape, counts, pack_pieces, piece_bytes
 from lospmm.matrix import readers
@@ -42,7 +42,7 @@ def test_every_axis(plan: BitmapPlan) -> None:
 
 @pytest.mark.parametrize(
     ("dtype", "n"),
-    [*(("float16", n) for n in (2, 5, 12, 33, 61)), *(("bfloat16", n) for n in (3, 8))],
+    [*(("float16", n) for n in (1, 2, 5, 12, 33, 61)), *(("bfloat16", n) for n in (1, 3, 8))],
 )
 def test_every_type_and_any_n(dtype: str, n: int) -> None:
     problem = plain(pruned(40, 200, 0.5, seed=2, dense_row=True), n, DTYPES[dtype])
@@ -50,12 +50,26 @@ def test_every_type_and_any_n(dtype: str, n: int) -> None:
     assert error_of(problem, pack_plan(problem, replace(BASE, cols=cols))) < 1
 
 
-@pytest.mark.parametrize("n", [3, 8, 12])
+@pytest.mark.parametrize("n", [1, 3, 8, 12])
 def test_generations_without_bulk_copies(n: int) -> None:
     """Asynchronous copies by all lanes, from sm_80 on."""
     problem = Problem(pruned(50, 300, 0.5, seed=3), n, A100, dtype=HALF)
     assert {plan.cluster for plan in plans(problem)} == {1}
     assert error_of(problem, pack_plan(problem, replace(BASE, cols=16 if n > 8 else 8))) < 1
+
+
+@pytest.mark.parametrize("k", [200, 1107, 3000])  # fewer pieces than are first ones; no multiple of 8; more
+def test_kernels_of_every_n_share_one_copy(k: int) -> None:
+    matrix = pruned(150, k, 0.5, seed=12, dense_row=True)
+    data = set()
+    for n in (1, 8, 13, 24, 72):
+        problem = plain(matrix, n, HALF)
+        found = ONE_COPY["bitmap"].plans(problem)
+        for plan in (found[0], found[-1]):
+            kernel = pack_plan(problem, plan)
+            assert error_of(problem, kernel) < 1, (n, plan)
+            data.add(kernel.data)
+    assert len(data) == 1
 
 
 @pytest.mark.parametrize(("relu", "residual", "bias", "cluster"), covering(*3 * [[False, True]], [1, 2]))
@@ -172,7 +186,6 @@ def test_what_it_has_no_kernel_for() -> None:
     assert refusal(Problem(matrix, convolution.n, H200, convolution)) == "no convolutions"
     assert refusal(plain(matrix, 8)) == "needs a 16-bit dtype, not float32"
     assert "sm_75" in str(refusal(Problem(matrix, 8, DEVICES["rtx2080ti"], dtype=HALF)))
-    assert refusal(Problem(matrix, 1, A100, dtype=HALF)) == "one column of B"
     assert "sm_80 has no warpgroup instructions" in str(refusal(Problem(matrix, 72, A100, dtype=HALF)))
     assert "n 66 is not a multiple of 8" in str(refusal(Problem(matrix, 66, H200, dtype=HALF)))
     assert refusal(Problem(matrix, 64, A100, dtype=HALF)) is None

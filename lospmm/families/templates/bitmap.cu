@@ -10,20 +10,22 @@
 // A load that has to wait for another costs a short kernel a part of its time, so the first piece of each warp lies where no
 // load says, and A's shape is known when the text is compiled.
 //
-// Arrays: the first piece of each warp, PIECE_BYTES of each; where each of the others begins, in 16 bytes, each of the first
-// ones having no bytes there; the others.
+// Arrays: the first FIRSTS pieces of a row of tiles, one for each warp at least, PIECE_BYTES of each; where each of the others
+// begins, in 16 bytes, the first ones having no bytes there; the others.
 
 constexpr int PIECES = (K + DEPTH - 1) / DEPTH;  // of a row of tiles
 constexpr int THREADS = 32 * ROWS * PARTS;
 constexpr int CHUNKS = COLS / 8;  // 16 bytes of a row of B
-constexpr bool STAGED = VECTOR > 1;
-constexpr int B_BYTES = STAGED ? DEPTH * COLS * 2 : 0;
+constexpr bool SINGLE = STAGED && N == 1;      // B is a vector
+constexpr int ROW = SINGLE ? 1 : COLS;         // elements of a row of B in the ring
+constexpr int B_BYTES = STAGED ? DEPTH * ROW * 2 : 0;
 constexpr int SLOT_BYTES = PIECE_BYTES + B_BYTES;
 constexpr int WARP_BYTES = STAGES * SLOT_BYTES + WORDS * 8;
 constexpr int BLOCK_ROWS = ROWS * TILES * 16;
 constexpr int SUMS_BYTES = PARTS * BLOCK_ROWS * COLS * 4;
 constexpr int BARRIERS_AT = ROWS * PARTS * WARP_BYTES > SUMS_BYTES ? ROWS * PARTS * WARP_BYTES : SUMS_BYTES;
 constexpr int APART = PARTS * LOSPMM_CLUSTER;  // pieces from one of a warp to its next
+static_assert(APART <= FIRSTS);
 constexpr bool PIECEMEAL = STAGED && !WHOLE;   // rows of B are copied by all lanes
 
 // What lies in which 16 bytes of a row of B, so that eight rows below each other lie in different banks.
@@ -37,7 +39,7 @@ static_assert(32 % ACROSS == 0);
 
 struct Walk {
   const unsigned *starts;  // of the next piece that is copied
-  const unsigned char *pieces;
+  const unsigned char *firsts, *pieces;
   unsigned start, end;
   int tile;              // the next
   const Element *b;      // of the next: this lane's, or, WHOLE, all
@@ -55,7 +57,7 @@ LOSPMM_INLINE void fetch(Walk &walk, const unsigned char *from, int bytes, unsig
   if (walk.tile < PIECES) {
 #if LOSPMM_BULK
     if (lane == 0) {
-      const int of_b = WHOLE ? min(walk.left, DEPTH) * COLS * 2 : 0;
+      const int of_b = WHOLE ? min(walk.left, DEPTH) * ROW * 2 : 0;
       lospmm_bulk_expect(barrier, bytes + of_b);
       lospmm_bulk_copy(slot, from, bytes, barrier);
       if (WHOLE) lospmm_bulk_copy(slot + PIECE_BYTES, walk.b, of_b, barrier);
@@ -84,7 +86,10 @@ LOSPMM_INLINE void fetch(Walk &walk, const unsigned char *from, int bytes, unsig
   walk.left -= APART * DEPTH;
 }
 LOSPMM_INLINE void fetch(Walk &walk, unsigned char *slot, unsigned long long *barrier) {
-  fetch(walk, walk.pieces + walk.start * 16ll, static_cast<int>(walk.end - walk.start) * 16, slot, barrier);
+  if (FIRSTS > APART && walk.tile < FIRSTS)
+    fetch(walk, walk.firsts + walk.tile * PIECE_BYTES, PIECE_BYTES, slot, barrier);
+  else
+    fetch(walk, walk.pieces + walk.start * 16ll, static_cast<int>(walk.end - walk.start) * 16, slot, barrier);
   bounds(walk);
 }
 
@@ -95,7 +100,7 @@ LOSPMM_INLINE void arrive(unsigned char *slot, unsigned long long *barrier, unsi
 #endif
   if (PIECEMEAL || !LOSPMM_BULK) lospmm_wait<STAGES - 2>();
   if (WHOLE && rows < DEPTH)
-    for (int at = rows * COLS + threadIdx.x % 32; at < DEPTH * COLS; at += 32)
+    for (int at = rows * ROW + threadIdx.x % 32; at < DEPTH * ROW; at += 32)
       reinterpret_cast<Element *>(slot + PIECE_BYTES)[at] = 0;
   __syncwarp();
 }
@@ -131,7 +136,17 @@ LOSPMM_INLINE void gather(Short (&found)[4], const Element *b, const unsigned ch
 
 // From the ring.
 LOSPMM_INLINE void gather(Short (&found)[4], const unsigned char *rows, const unsigned char *order, int first) {
-  if constexpr (CHUNKS == 1) {
+  if constexpr (SINGLE) {  // the first of eight columns, which four lanes have
+    const Element *vector = reinterpret_cast<const Element *>(rows);
+    const bool has_it = threadIdx.x % 32 < 4;
+#pragma unroll
+    for (int step = 0; step < 4; ++step)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int at = first + step * 16 + half * 8 + threadIdx.x % 4 * 2;
+        found[step].of[0][half] = has_it ? vector[at] | vector[row_of(order, at + 1)] << 16 : 0;
+      }
+  } else if constexpr (CHUNKS == 1) {
 #pragma unroll
     for (int two = 0; two < 2; ++two) {
       unsigned r[4];
@@ -155,7 +170,7 @@ LOSPMM_INLINE void gather(Short &found, const unsigned char *rows, const unsigne
   }
 }
 
-LOSPMM_KERNEL(lospmm_bitmap) {
+LOSPMM_KERNEL(ENTRY) {
 #if !RESIDUAL
   const Element *residual = nullptr;
 #endif
@@ -184,7 +199,8 @@ LOSPMM_KERNEL(lospmm_bitmap) {
   int left = walk.left;  // of the piece that is multiplied
   const int columns = static_cast<int>(min(N - first - lane / 4, 1ll * COLS));  // of B, from this lane's first
   const long long tall = block * ROWS + line;
-  fetch(walk, lospmm_data + FIRST_ARRAY + (tall * APART + mine) * PIECE_BYTES, PIECE_BYTES, ring, barriers);
+  walk.firsts = lospmm_data + FIRST_ARRAY + tall * (FIRSTS * PIECE_BYTES);
+  fetch(walk, walk.firsts + mine * PIECE_BYTES, PIECE_BYTES, ring, barriers);
   walk.starts = lospmm_array<unsigned>(1) + tall * PIECES + walk.tile;
   walk.pieces = lospmm_array<unsigned char>(2);
   bounds(walk);

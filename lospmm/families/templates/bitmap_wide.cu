@@ -8,7 +8,8 @@
 // Copies of boxes need a map of B, in global memory. There is a place for each SM: a block has it for itself, as two of
 // them have no room in its shared memory.
 //
-// Numbers: n, m, k. Arrays: where the pieces begin, in 16 bytes; the pieces; places of maps.
+// Numbers: m, k. Arrays: the first FIRSTS pieces of each 16 rows, PIECE_BYTES of each; where each of the others begins, in 16
+// bytes, the first ones having no bytes there; the others; places of maps.
 
 constexpr int PER_PIECE = DEPTH / CHUNK, STEPS = CHUNK / 16;  // chunks of a piece, products of a chunk
 static_assert(TILES == 1 && PER_PIECE == 2 && !PAIRED);
@@ -32,29 +33,31 @@ LOSPMM_INLINE void feed(unsigned char *ring, unsigned long long *full, unsigned 
 
 // The pieces of a warp, one after another.
 struct Pieces {
-  const unsigned *starts;  // of the next
-  const unsigned char *pieces;
-  int left;
+  const unsigned char *firsts, *others;
+  const unsigned *starts;
+  int next, end_piece;
   unsigned start, end;  // of the next, read a piece ahead of their use
 };
 LOSPMM_INLINE void bounds(Pieces &own) {
-  if (own.left > 0) own.start = __ldg(own.starts), own.end = __ldg(own.starts + 1);
+  if (own.next < own.end_piece) own.start = __ldg(own.starts + own.next), own.end = __ldg(own.starts + own.next + 1);
 }
 LOSPMM_INLINE void fetch(Pieces &own, unsigned char *slot, unsigned long long *barrier) {
-  if (own.left > 0 && threadIdx.x % 32 == 0) {
-    lospmm_bulk_expect(barrier, (own.end - own.start) * 16);
-    lospmm_bulk_copy(slot, own.pieces + own.start * 16ll, (own.end - own.start) * 16, barrier);
+  if (own.next < own.end_piece && threadIdx.x % 32 == 0) {
+    const bool is_first = own.next < FIRSTS;
+    const int bytes = is_first ? PIECE_BYTES : static_cast<int>(own.end - own.start) * 16;
+    lospmm_bulk_expect(barrier, bytes);
+    lospmm_bulk_copy(slot, is_first ? own.firsts + own.next * PIECE_BYTES : own.others + own.start * 16ll, bytes, barrier);
   }
-  --own.left, ++own.starts;
+  ++own.next;
   bounds(own);
 }
 
-LOSPMM_KERNEL(lospmm_bitmap_wide) {
+LOSPMM_KERNEL(ENTRY) {
 #if !RESIDUAL
   const Element *residual = nullptr;
 #endif
-  const long long n = lospmm_number(0);
-  const int k = static_cast<int>(lospmm_number(2)), pieces = (k + DEPTH - 1) / DEPTH, rank = blockIdx.y;
+  constexpr long long n = N;
+  const int k = static_cast<int>(lospmm_number(1)), pieces = (k + DEPTH - 1) / DEPTH, rank = blockIdx.y;
   const int first = pieces * rank / LOSPMM_CLUSTER, end = pieces * (rank + 1) / LOSPMM_CLUSTER;
   constexpr int WARPS = 4 * GROUPS, SLOTS = 2;
   unsigned char *ring = lospmm_shared, *slots = ring + STAGES * STAGE;
@@ -71,7 +74,7 @@ LOSPMM_KERNEL(lospmm_bitmap_wide) {
     lospmm_gate_make(done, WARPS);
     for (int slot = 0; slot < WARPS * SLOTS; ++slot) lospmm_bulk_make(pieces_full + slot);
   }
-  unsigned char *const map = const_cast<unsigned char *>(lospmm_array<unsigned char>(2)) + lospmm_sm() * MAP_BYTES;
+  unsigned char *const map = const_cast<unsigned char *>(lospmm_array<unsigned char>(3)) + lospmm_sm() * MAP_BYTES;
   if (warp == WARPS) lospmm_map_make<CHUNK>(map, scratch, b, k, n);
   __syncthreads();
   if (warp >= WARPS) {
@@ -87,7 +90,8 @@ LOSPMM_KERNEL(lospmm_bitmap_wide) {
   uint2 *const places = all_places + warp * WORDS;
   pieces_full += warp * SLOTS;
   const long long tile = static_cast<long long>(blockIdx.z) * WARPS + warp;
-  Pieces own = {lospmm_array<unsigned>(0) + tile * pieces + first, lospmm_array<unsigned char>(1), end - first, 0, 0};
+  Pieces own = {lospmm_data + FIRST_ARRAY + tile * (FIRSTS * PIECE_BYTES), lospmm_array<unsigned char>(2),
+                lospmm_array<unsigned>(1) + tile * pieces, first, end, 0, 0};
   bounds(own);
   fetch(own, own_slots, pieces_full);
   int stage = 0, slot = 0;
@@ -118,5 +122,5 @@ LOSPMM_KERNEL(lospmm_bitmap_wide) {
     slot_parity ^= slot == 0;
   }
   lospmm_wgmma_wait<0>();
-  lospmm_store_rows<STAGES * STAGE>(sums, ring, done, static_cast<int>(lospmm_number(1)), n, c, residual);
+  lospmm_store_rows<STAGES * STAGE>(sums, ring, done, static_cast<int>(lospmm_number(0)), n, c, residual);
 }

@@ -7,7 +7,9 @@
 
 #define LOSPMM_INLINE static __device__ __forceinline__
 
+#ifndef LOSPMM_REGISTERS  // which one of several kernels in a text has: it is declared before them
 extern "C" __device__ unsigned char lospmm_data[];           // A, as the family packed it
+#endif
 extern __shared__ __align__(1024) unsigned char lospmm_shared[];  // as many bytes as the launch says
 
 using lospmm_u16 = unsigned short;
@@ -312,9 +314,14 @@ static const bool lospmm_is_clustered = lospmm::run_together(LOSPMM_CLUSTER);
 #else
 #define LOSPMM_BLOCKS
 #endif
+#ifdef LOSPMM_REGISTERS  // of a thread, at most, where the compiler is not told
+#define LOSPMM_LIMIT __maxnreg__(LOSPMM_REGISTERS)
+#else
+#define LOSPMM_LIMIT
+#endif
 #if RESIDUAL
 #define LOSPMM_KERNEL(entry) \
-  extern "C" __global__ void LOSPMM_BLOCKS entry(const Element *b, Element *c, const Element *residual)
+  extern "C" __global__ void LOSPMM_BLOCKS LOSPMM_LIMIT entry(const Element *b, Element *c, const Element *residual)
 #else
-#define LOSPMM_KERNEL(entry) extern "C" __global__ void LOSPMM_BLOCKS entry(const Element *b, Element *c)
+#define LOSPMM_KERNEL(entry) extern "C" __global__ void LOSPMM_BLOCKS LOSPMM_LIMIT entry(const Element *b, Element *c)
 #endif
