@@ -14,7 +14,7 @@ from lospmm.version import __version__
 
 if TYPE_CHECKING:
     from lospmm.einsums import EinsumKernel, einsum, einsum_kernel
-    from lospmm.kernel import Kernel, load, load_model, tune
+    from lospmm.kernel import Kernel, join, load, load_model, tune
     from lospmm.matrix.csr import SparseMatrix
     from lospmm.problem.convolution import Convolution
 
@@ -26,6 +26,7 @@ __all__ = [
     "__version__",
     "einsum",
     "einsum_kernel",
+    "join",
     "load",
     "load_model",
     "tune",
@@ -34,7 +35,7 @@ __all__ = [
 #: The module of each public name.
 _HOMES = MappingProxyType(
     {
-        **dict.fromkeys(("Kernel", "load", "load_model", "tune"), "lospmm.kernel"),
+        **dict.fromkeys(("Kernel", "join", "load", "load_model", "tune"), "lospmm.kernel"),
         **dict.fromkeys(("EinsumKernel", "einsum", "einsum_kernel"), "lospmm.einsums"),
         "Convolution": "lospmm.problem.convolution",
         "SparseMatrix": "lospmm.matrix.csr",

@@ -149,6 +149,20 @@ def tune(
     return Kernel(jobs.tune(asked, store=kept.open_store()))
 
 
+def join(kernels: Sequence[Kernel]) -> list[Kernel]:
+    """Return ``kernels``, in their order, with one cubin that has the code of all, and A once.
+
+    They are those of one matrix for several N, tuned with ``memory="low"``. Load the cubin once, and take each kernel
+    by its manifest's name.
+
+    Raises BadRequest for other kernels, ToolchainFault, and GpuFault and VerificationFailed where it is verified again.
+    """
+    with extra_needed("tune", "lospmm.join"):
+        from lospmm.tuning import one_copy
+
+    return [Kernel(one) for one in one_copy.joined([one.artifact for one in kernels], store=kept.open_store())]
+
+
 def whole_number(name: str, value: object) -> int:
     """Return a whole number of NumPy or Python as an ``int``. Raises BadRequest."""
     try:

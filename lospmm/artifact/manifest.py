@@ -114,6 +114,7 @@ class SearchSummary:
     estimated_micros: float
     families: tuple[FamilySummary, ...] = ()
     dense_forecast_micros: float | None = None
+    memory: str = "fast"
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,6 +266,7 @@ def parse(content: bytes, where: str) -> dict[str, Any]:
     manifest.setdefault("dense", None)
     manifest["search"].setdefault("families", [])
     manifest["search"].setdefault("dense_forecast_micros", None)
+    manifest["search"].setdefault("memory", "fast")
     manifest.setdefault("accuracy", asdict(ACCURACY["float32"]))  # ... and other types
     manifest.setdefault("sums", "float32")
     if manifest.setdefault("measured", None) is not None:

@@ -46,6 +46,10 @@ COMMANDS = {
     "replay": Command(
         "inspect:replay", "Make the choice of a kernel again from its log, without a GPU; exit status 5 if it differs."
     ),
+    "join": Command(
+        "join:join",
+        "Put the kernels of one matrix for several N, tuned with --memory low, into one cubin that has A once.",
+    ),
     "bench": Command("bench:bench", "Time a kernel beside cuSPARSE and cuBLAS on this machine's GPU."),
     "serve": Command("serve:serve", "Run the REST service: POST a pruned matrix or a model, get cubins."),
     "worker": Command("serve:worker", "Tune what the service has accepted, with the same database and cache."),

@@ -72,6 +72,9 @@ CacheOption = Annotated[
     str,
     typer.Option("--cache", help="cold: B is read from memory; warm: from the L2 cache; network: as in a network."),
 ]
+MemoryOption = Annotated[
+    str, typer.Option("--memory", help="low: kernels of every N read one copy of A (lospmm join); fast: the fastest.")
+]
 DtypeOption = Annotated[str, typer.Option("--dtype", help="Type of B and C: float32, tf32, float16 or bfloat16.")]
 SumsOption = Annotated[
     str, typer.Option("--sums", help="What sums may be rounded to: float32, or the 16-bit type of --dtype.")

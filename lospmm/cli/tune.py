@@ -22,6 +22,7 @@ from lospmm.cli.options import (
     LayerColumnsOption,
     MatrixArgument,
     MeasureOption,
+    MemoryOption,
     QuietOption,
     RankerOption,
     ReluOption,
@@ -71,6 +72,7 @@ def tune(
     sums: SumsOption = "float32",
     families: FamiliesOption = "all",
     cache: CacheOption = "cold",
+    memory: MemoryOption = "fast",
     transpose: TransposeOption = False,
     tensor: TensorOption = None,
     seed: SeedOption = 0,
@@ -93,6 +95,7 @@ def tune(
         shortlist_size=shortlist,
         budget_seconds=budget,
         cache=cache,
+        memory=memory,
     )
     convolution = None if conv is None else parse_convolution(conv)
     numbers = None if bias is None else readers.read_bias(bias)

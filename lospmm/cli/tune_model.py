@@ -24,6 +24,7 @@ from lospmm.cli.options import (
     LayerColumnsOption,
     LayersOption,
     MeasureOption,
+    MemoryOption,
     QuietOption,
     RankerOption,
     ReluOption,
@@ -78,6 +79,7 @@ def tune_model(
     sums: SumsOption = "float32",
     families: FamiliesOption = "all",
     cache: CacheOption = "cold",
+    memory: MemoryOption = "fast",
     seed: SeedOption = 0,
     server: ServerOption = None,
     key: KeyOption = None,
@@ -101,6 +103,7 @@ def tune_model(
         shortlist_size=shortlist,
         budget_seconds=budget,
         cache=cache,
+        memory=memory,
     )
     own = {"n": n, "conv": conv, "transpose": transpose, "bias": biases, "relu": relu, "residual": residual}
     table = _table(layers, own)

@@ -1,13 +1,21 @@
-"""Compilation units of a packed kernel's template."""
+"""Compilation units of packed kernels' templates."""
+
+from collections.abc import Sequence
 
 from lospmm.codegen.emission import Emission
-from lospmm.families.packed import DATA_ALIGNMENT_BYTES, PackedKernel
+from lospmm.families.packed import DATA_ALIGNMENT_BYTES, PackedKernel, joined_source
 
 
 def emission_of(kernel: PackedKernel) -> Emission:
     """Return a packed kernel's emission: its text and the unit of its data, or both in one if it is alone."""
     units = (kernel.source + data_unit(),) if kernel.is_alone else (kernel.source, data_unit())
     return Emission("template", kernel.entry, kernel.source, units, data=kernel.data, is_specific=kernel.is_specific)
+
+
+def joined_emission(kernels: Sequence[tuple[str, str, int]], data: bytes, *, is_specific: bool) -> Emission:
+    """Return the emission of several kernels that read ``data``; ``kernels`` as in ``joined_source``."""
+    text = joined_source(kernels)
+    return Emission("template", kernels[0][0], text, (text + data_unit(),), data=data, is_specific=is_specific)
 
 
 def data_unit() -> str:

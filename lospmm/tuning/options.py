@@ -10,7 +10,7 @@ from typing import Any
 
 from lospmm.codegen.sass.generations import GENERATIONS
 from lospmm.errors import BadRequest, Unsupported
-from lospmm.families.candidate import TEMPLATE_FAMILIES, UNROLLED
+from lospmm.families.candidate import ONE_COPY_FAMILIES, TEMPLATE_FAMILIES, UNROLLED
 from lospmm.problem.device import DeviceSpec
 from lospmm.problem.dtype import DTYPES, SUMS, check_sums
 from lospmm.problem.problem import SPLITS
@@ -33,6 +33,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "dtype": tuple(DTYPES),
     "sums": SUMS,
     "cache": ("cold", "warm", "network"),
+    "memory": ("fast", "low"),
 }
 
 
@@ -51,6 +52,7 @@ class Options:
     budget_seconds: float | None = None  # for the whole tuning; None: no limit; 0: nothing is timed
     families: str = "all"  # or some of FAMILY_NAMES, separated by commas
     cache: str = "cold"  # the state of the L2 cache when a kernel is timed
+    memory: str = "fast"  # low: only kernels that read A alike at every N, which ``one_copy.joined`` puts in one cubin
 
     def __post_init__(self) -> None:
         for name in CHOICES:
@@ -59,6 +61,8 @@ class Options:
         # NumPy numbers become Python numbers, which can be written as JSON.
         object.__setattr__(self, "shortlist_size", _shortlist_size(self.shortlist_size))
         object.__setattr__(self, "families", _families(self.families))
+        if self.memory == "low" and not self.family_names:
+            raise BadRequest(f"families {self.families}: with memory low choose {', '.join(ONE_COPY_FAMILIES)}, or all")
         if self.budget_seconds is not None:
             object.__setattr__(self, "budget_seconds", _budget_seconds(self.budget_seconds))
 
@@ -87,7 +91,8 @@ class Options:
     @property
     def family_names(self) -> tuple[str, ...]:
         """The families to try, in the order of FAMILY_NAMES."""
-        return FAMILY_NAMES if self.families == "all" else tuple(self.families.split(","))
+        named = FAMILY_NAMES if self.families == "all" else tuple(self.families.split(","))
+        return tuple(name for name in named if name in ONE_COPY_FAMILIES) if self.memory == "low" else named
 
     @property
     def kernel_names(self) -> tuple[str, ...]:
@@ -106,7 +111,8 @@ def decisive_fields(options: Options) -> dict[str, Any]:
 
     An option that was added later is left out while it has its default, so that digests do not change.
     """
-    return {name: value for name, value in asdict(options).items() if (name, value) != ("cache", "cold")}
+    later = {("cache", "cold"), ("memory", "fast")}
+    return {name: value for name, value in asdict(options).items() if (name, value) not in later}
 
 
 def called(name: str) -> str:
@@ -115,7 +121,7 @@ def called(name: str) -> str:
 
 
 #: The fields of ``Options`` that the service accepts; it sets the others itself.
-SERVED_OPTIONS = ("emitter", "verify", "dtype", "sums", "families", "cache")
+SERVED_OPTIONS = ("emitter", "verify", "dtype", "sums", "families", "cache", "memory")
 
 
 def check_served(given: Mapping[str, object]) -> None:

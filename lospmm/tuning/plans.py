@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lospmm.families import FAMILIES
+from lospmm.families import FAMILIES, ONE_COPY
 from lospmm.families.candidate import Candidate
 from lospmm.families.traits import traits_of
 from lospmm.problem.problem import Problem
@@ -19,15 +19,16 @@ from lospmm_rank.predict.corrections import corrected, dense_micros, factor
 Correct = Callable[[str, Sequence[Any], NDArray[np.float64]], NDArray[np.float64]]
 
 
-def plans_for(problem: Problem, names: Sequence[str], cache: str = "cold") -> Known:
+def plans_for(problem: Problem, names: Sequence[str], cache: str = "cold", memory: str = "fast") -> Known:
     """Return the plans of these families, with forecasts corrected by measurements on such a device.
 
-    ``cache`` as in ``Options``; ``names`` as in ``family_plans``.
+    ``cache`` and ``memory`` as in ``Options``; ``names`` as in ``family_plans``.
     """
     traits, device = traits_of(problem, is_streamed=cache == "network"), problem.device
     micros = dense_micros(traits, device)
     micros *= factor(DENSE, micros, traits=traits, device=device.name)
-    return family_plans(problem, names, partial(corrected, traits=traits, device=device.name), dense_micros=micros)
+    correct = partial(corrected, traits=traits, device=device.name)
+    return family_plans(problem, names, correct, dense_micros=micros, is_one_copy=memory == "low")
 
 
 def family_plans(
@@ -36,12 +37,17 @@ def family_plans(
     correct: Correct = lambda _family, _plans, micros: micros,
     *,
     dense_micros: float | None = None,
+    is_one_copy: bool = False,
 ) -> Known:
-    """Return all plans of the families ``names``, the best forecast first; unrolled and dense, no rows, have none."""
+    """Return all plans of the families ``names``, the best forecast first; unrolled and dense, no rows, have none.
+
+    With ``is_one_copy``, only plans that read A alike at every N.
+    """
+    rows = ONE_COPY if is_one_copy else FAMILIES
     candidates: list[Candidate] = []
     refusals: dict[str, str] = {}
     for name in names:
-        if (family := FAMILIES.get(name)) is None:
+        if (family := rows.get(name)) is None:
             continue
         plans = () if (why := family.refusal(problem)) is not None else family.plans(problem)
         if not plans:

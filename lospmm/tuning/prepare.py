@@ -38,7 +38,7 @@ def prepare(problem: Problem, options: Options, stages: Stages) -> Known:
 
 def plans_of_families(problem: Problem, options: Options) -> Known:
     """Return the plans of the families that read A as data."""
-    return plans_for(problem, options.family_names, options.cache)
+    return plans_for(problem, options.family_names, options.cache, options.memory)
 
 
 def prepare_with_pool(problem: Problem, options: Options) -> Known:

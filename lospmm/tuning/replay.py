@@ -80,6 +80,7 @@ def _options(manifest: Mapping[str, Any], emitter: str) -> Options:
             shortlist_size=max(summary["shortlisted"], 1),
             families=",".join([UNROLLED, *names]),
             cache=manifest["measured"]["cache"] if manifest["measured"] else "cold",
+            memory=summary["memory"],
         )
     except BadRequest as error:
         raise BadRequest(f"kernel {manifest['name']} is of another version: {error}") from None
@@ -116,9 +117,14 @@ def _is_dense(
 
 def _built(manifest: Mapping[str, Any]) -> Named:
     plan, tile = manifest["plan"], manifest["tile"]
-    axes = {axis: tile[axis] for axis in AXES} if plan is None else plan["axes"]
+    axes = {axis: tile[axis] for axis in AXES} if plan is None else _of_now(manifest["cubin_family"], plan["axes"])
     dense = {"dense": "chosen"} if manifest["dense"] is not None else {}
     return {"family": manifest["cubin_family"], **axes, **dense}
+
+
+def _of_now(family: str, axes: dict[str, Any]) -> dict[str, Any]:
+    """Return the axes of a plan with those that this version has added."""
+    return {**axes, "shared": axes.get("shared", 0)} if family == "bitmap" and "tiles" in axes else axes
 
 
 def _emitter(manifest: Mapping[str, Any], device: DeviceSpec) -> str:
@@ -148,6 +154,7 @@ def _lines(kept: Artifact) -> list[dict[str, Any]]:
                 line.setdefault("walks", 1)
                 _check_is_made(line, where)
                 [line[axis] for axis in AXES]
+            line.update(_of_now(line["family"], line))
             if kept.manifest["search"]["measured"]:
                 line["final_micros"], line["measured_micros"], line["max_relative_error"], line["failure"]
     except (ValueError, KeyError, TypeError, RecursionError):

@@ -167,6 +167,7 @@ def search_summary(
         estimated_micros=estimated_micros,
         families=(*_of_unrolled(known), *_families(known, options), *_of_dense(dense)),
         dense_forecast_micros=known.dense_micros,
+        memory=options.memory,
     )
 
 

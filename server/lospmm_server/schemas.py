@@ -112,6 +112,12 @@ class TuningQuery(BaseModel):
         description="What a launch that is timed finds in the L2 cache: not B, B, or what a network leaves there.",
         json_schema_extra={"enum": list(CHOICES["cache"])},
     )
+    memory: str = Field(
+        default="fast",
+        max_length=80,
+        description="low: a kernel that reads A as those of every N do, so that they can share one copy.",
+        json_schema_extra={"enum": list(CHOICES["memory"])},
+    )
     seed: int = Field(default=0, ge=0, lt=2**63, description="Draws the values of a pattern (.smtx).")
 
     @field_validator("n")

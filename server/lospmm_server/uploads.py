@@ -113,6 +113,7 @@ def options_of(query: TuningQuery) -> Options:
         sums=query.sums,
         families=query.families,
         cache=query.cache,
+        memory=query.memory,
     )
 
 

@@ -1,0 +1,94 @@
+"""Kernels of one matrix for several N in one cubin, in which A stands once (``Options.memory`` low)."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from lospmm.artifact.artifact import CUBIN_FILE, Artifact, from_files
+from lospmm.artifact.manifest import MANIFEST_FILE, Verified
+from lospmm.errors import BadRequest, ToolchainFault, VerificationFailed
+from lospmm.families.warpgroups import ARCH
+from lospmm.gpu.bench import CHECKED, Bench
+from lospmm.gpu.detect import detect_device, own_gpu, own_gpu_id
+from lospmm.gpu.exclusive import exclusive
+from lospmm.problem.device import DeviceSpec
+from lospmm.settings import settings
+from lospmm.store import Store
+from lospmm.toolchain import elf
+from lospmm.toolchain.compile import Binary, compile_kernel
+from lospmm.toolchain.data import data_of
+from lospmm.toolchain.template import joined_emission
+
+#: Registers of a thread that a limit is a multiple of, and the most.
+_REGISTER_UNIT, _MOST_REGISTERS = 8, 255
+
+
+def joined(kernels: Sequence[Artifact], *, store: Store) -> list[Artifact]:
+    """Return ``kernels``, in their order, with one cubin that has the code of all, and A once.
+
+    Each keeps its name, launch and source. What was verified on a GPU is verified again on this machine's, and is
+    unverified where it has none like it.
+
+    Raises BadRequest for kernels that do not read A alike or have the same N, ToolchainFault, GpuFault and
+    VerificationFailed.
+    """
+    if len({one.cubin for one in kernels}) == 1:
+        return list(kernels)
+    data = _shared_data(kernels)
+    parts = [(one.manifest["name"], one.source.decode(), _limit(one.manifest["registers"])) for one in kernels]
+    arch = kernels[0].manifest["arch"]
+    emission = joined_emission(parts, data, is_specific=arch == f"sm_{ARCH}")
+    binary = compile_kernel(emission, arch=arch, registers=_MOST_REGISTERS, store=store, workers=1)
+    gpu = detect_device() if own_gpu() else None
+    return [_with_cubin(one, binary, gpu) for one in kernels]
+
+
+def _limit(registers: int) -> int:
+    return min(_MOST_REGISTERS, -(-registers // _REGISTER_UNIT) * _REGISTER_UNIT)
+
+
+def _shared_data(kernels: Sequence[Artifact]) -> bytes:
+    """Return the data that all ``kernels`` read. Raises BadRequest."""
+    names = [one.manifest["name"] for one in kernels]
+    if len(set(names)) < len(names):
+        raise BadRequest(f"{max(names, key=names.count)} is there twice: give one kernel for each N")
+    for field in ("arch", "dtype", "fingerprint", "epilogue"):
+        if len(found := {json.dumps(one.manifest[field]) for one in kernels}) > 1:
+            raise BadRequest(f"kernels of another {field}: {' and '.join(sorted(found))}")
+    try:
+        data = {data_of(one.cubin) for one in kernels}
+    except ToolchainFault:  # A is in the instructions
+        data = set()
+    if len(data) != 1:
+        raise BadRequest(f"{', '.join(names)} do not read A alike: tune each with memory low")
+    return data.pop()
+
+
+def _with_cubin(kernel: Artifact, binary: Binary, gpu: DeviceSpec | None) -> Artifact:
+    """Return a kernel with another cubin. Raises VerificationFailed and GpuFault."""
+    name, verified = kernel.manifest["name"], kernel.manifest["verified"]
+    if verified is not None and verified["on"] == "gpu":
+        verified = _verified(kernel, binary.cubin, gpu) if gpu and gpu.arch == kernel.manifest["arch"] else None
+    usage = elf.kernel_usage(binary.cubin, name)
+    changed = {
+        "cubin_sha256": hashlib.sha256(binary.cubin).hexdigest(),
+        "toolchain": binary.toolchain,
+        "registers": usage.registers,
+        "spill_bytes": binary.spill_bytes,
+        "code_bytes": binary.code_bytes,
+        "verified": verified,
+    }
+    manifest = json.dumps({**kernel.manifest, **changed}, indent=2) + "\n"
+    files = {**kernel.files, CUBIN_FILE: binary.cubin, MANIFEST_FILE: manifest.encode()}
+    return from_files(files, f"kernel {name}, joined")
+
+
+def _verified(kernel: Artifact, cubin: bytes, gpu: DeviceSpec) -> dict[str, object]:
+    """Run a kernel of ``cubin`` on this machine's GPU. Raises VerificationFailed and GpuFault."""
+    name, problem = kernel.manifest["name"], kernel.problem(gpu)
+    with exclusive(settings().cache_dir, gpu=own_gpu_id()), Bench(problem) as bench:
+        found = bench.measure(cubin, name, kernel.launch, effort=CHECKED)
+    if found.max_relative_error is None or found.failure is not None:
+        raise VerificationFailed(f"{name}, joined, on the GPU: {found.failure}")
+    return asdict(Verified("gpu", found.max_relative_error, problem.n))

@@ -1,0 +1,75 @@
+"""Kernels for several N in one cubin with one copy of A, and what cannot be joined."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import lospmm
+from lospmm.errors import BadRequest, NothingFits
+from lospmm.problem.device import DEVICES
+from lospmm.toolchain import elf
+from lospmm.toolchain.data import data_of
+from lospmm.tuning.replay import replay
+from tests.cli.command import draw
+
+HALVES = draw(90, 300, density=0.5).astype(np.float16)
+LOW = {"device": "h200", "dtype": "float16", "memory": "low"}
+
+
+@pytest.fixture(scope="module")
+def apart() -> list[lospmm.Kernel]:
+    return [lospmm.tune(HALVES, n, relu=True, **LOW) for n in (1, 8, 72)]
+
+
+def test_one_cubin_has_all_kernels_and_a_once(apart: list[lospmm.Kernel]) -> None:
+    together = lospmm.join(apart)
+    (cubin,) = {kernel.cubin for kernel in together}
+    data = data_of(cubin)
+    assert {data_of(kernel.cubin) for kernel in apart} == {data}
+    assert len(cubin) < 2 * len(data) < sum(len(kernel.cubin) for kernel in apart)
+    for before, after in zip(apart, together, strict=True):
+        own, manifest = before.manifest, after.manifest
+        assert (manifest["name"], manifest["launch"], manifest["plan"]) == (own["name"], own["launch"], own["plan"])
+        usage = elf.kernel_usage(cubin, manifest["name"])
+        assert (manifest["registers"], usage.stack_bytes) == (usage.registers, 0) and usage.registers <= 168
+        assert manifest["verified"] == own["verified"] and manifest["verified"]["on"] == "cpu"
+        b = draw(300, manifest["n"], density=1.0).astype(np.float16)
+        wanted = np.maximum(HALVES.astype(np.float64) @ b.astype(np.float64), 0)
+        assert np.allclose(after.run_on_cpu(b), wanted, rtol=2e-3, atol=2e-2)
+    assert [kernel.cubin for kernel in lospmm.join(together)] == [cubin] * 3
+
+
+def test_what_cannot_be_joined(apart: list[lospmm.Kernel]) -> None:
+    first, *_ = apart
+    with pytest.raises(BadRequest, match="lospmm_bitmap_n1 is there twice"):
+        lospmm.join([first, lospmm.tune(HALVES * 2, 1, relu=True, **LOW)])
+    with pytest.raises(BadRequest, match="kernels of another fingerprint"):
+        lospmm.join([first, lospmm.tune(HALVES * 2, 8, relu=True, **LOW)])
+    with pytest.raises(BadRequest, match="kernels of another epilogue"):
+        lospmm.join([first, lospmm.tune(HALVES, 8, **LOW)])
+    for families in ("bitmap", "unrolled"):
+        other = lospmm.tune(HALVES, 16, relu=True, **(LOW | {"memory": "fast"}), families=families)
+        with pytest.raises(BadRequest, match="do not read A alike: tune each with memory low"):
+            lospmm.join([first, other])
+
+
+def test_what_memory_low_has_no_kernel_for() -> None:
+    with pytest.raises(NothingFits, match="n 65 is not a multiple of 8"):
+        lospmm.tune(HALVES, 65, **LOW)
+    with pytest.raises(NothingFits, match="needs a 16-bit dtype"):
+        lospmm.tune(HALVES, 64, **(LOW | {"dtype": "float32"}))
+    with pytest.raises(BadRequest, match="families csr: with memory low choose bitmap, or all"):
+        lospmm.tune(HALVES, 64, **LOW, families="csr")
+
+
+def test_the_choice_is_made_again_from_the_log(apart: list[lospmm.Kernel]) -> None:
+    assert all(replay(kernel.artifact, DEVICES["h200"]).agrees for kernel in apart)
+
+
+def test_verified_elsewhere_is_not_verified_of_other_code(apart: list[lospmm.Kernel]) -> None:
+    """What ran on a GPU was another cubin, and there is none here."""
+    first, second, _ = (kernel.artifact for kernel in apart)
+    on_gpu = {**second.manifest, "verified": {**second.manifest["verified"], "on": "gpu"}}
+    found = lospmm.join([lospmm.Kernel(first), lospmm.Kernel(replace(second, manifest=on_gpu))])
+    assert [kernel.manifest["verified"] is None for kernel in found] == [False, True]
