@@ -63,9 +63,13 @@ class Launcher:
     __slots__ = ("_call", "_frames", "_function", "_module", "_shape")
 
     def __init__(self, cubin: bytes, entry: str, shape: LaunchShape) -> None:
+        self._module = ctypes.c_void_p()
+        _check(_library().cuModuleLoadData(ctypes.byref(self._module), cubin))
+        self._take(entry, shape)
+
+    def _take(self, entry: str, shape: LaunchShape) -> None:
         library = _library()
-        self._module, self._function, self._shape = ctypes.c_void_p(), ctypes.c_void_p(), shape
-        _check(library.cuModuleLoadData(ctypes.byref(self._module), cubin))
+        self._function, self._shape = ctypes.c_void_p(), shape
         _check(library.cuModuleGetFunction(ctypes.byref(self._function), self._module, entry.encode()))
         if shape.shared_bytes > SHARED_BYTES_UNASKED:
             attribute = _MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -99,6 +103,13 @@ class Launcher:
         other = object.__new__(Launcher)
         other._module, other._function, other._call = self._module, self._function, self._call
         other._shape, other._frames = shape, [_Frame(shape)]
+        return other
+
+    def beside(self, entry: str, shape: LaunchShape) -> "Launcher":
+        """Return another kernel of the same cubin; it is unloaded with this one. Raises GpuFault."""
+        other = object.__new__(Launcher)
+        other._module = self._module
+        other._take(entry, shape)
         return other
 
     def unload(self) -> None:

@@ -50,6 +50,7 @@ class TimedSite:
     sparse: dict[Shape, float] = field(default_factory=dict)
     failed: dict[Shape, str] = field(default_factory=dict)
     given_back: bool = False  # faster alone, dense because the model is faster
+    frees_weight: bool = False  # the kernels serve every call
 
     @property
     def gain(self) -> float:
@@ -77,7 +78,8 @@ def choose(works: Sequence[TimedSite], layout: Layout, *, compiled: bool) -> lis
     known: dict[Hashable, float] = {}
     contexts: timing.Contexts | None = {} if compiled else None
     for name, work in list(swapped.items()):
-        reason = misfit(work.site.tensors.weight, list(work.buckets.values()), emulate=False)
+        weight = work.site.tensors.weight
+        reason = misfit(weight.dtype, weight.device, list(work.buckets.values()), emulate=False)
         if reason is not None:
             work.failed |= dict.fromkeys(work.buckets, f"it cannot be timed here: {reason}")
             del swapped[name]
@@ -278,6 +280,7 @@ def swap(works: Iterable[TimedSite], layout: Layout) -> frozenset[str]:
             emulate=site.tensors.weight.device.type == "cpu",
             features_first=site.name in first,
             shares=_share(site.name, layout.sharing(site.name, names)),
+            frees_weight=work.frees_weight,
         )
         swap_in(site.module, {site.weight: tuned})
     return first

@@ -62,6 +62,7 @@ class _LayerEntry:
     features_first: bool
     shares: Shares
     kernels: Annotated[tuple[_KernelEntry, ...], Field(min_length=1)]
+    frees_weight: bool = False
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ def save(model: nn.Module, directory: str | os.PathLike[str]) -> None:
     layers = []
     for one in tuned:
         entries = tuple(_written(bucket, folder) for bucket in one.buckets)
-        layers.append(_LayerEntry(one.name, one.features_first, one.shares, entries))
+        layers.append(_LayerEntry(one.name, one.features_first, one.shares, entries, one.frees_weight))
     _replace(folder / MODEL_FILE, json.dumps(asdict(_ModelEntry(SCHEMA, tuple(layers))), indent=2) + "\n")
 
 
@@ -197,7 +198,8 @@ def _swapped(site: Site, entry: _LayerEntry, kernels: Mapping[str, Kernel], *, e
     reason = unlike(site.tensors, buckets, emulate=emulate)
     if reason is not None:
         return [site.row(reason)]
-    tuned = Tuned(site.name, site.place, buckets, emulate, entry.features_first, entry.shares)
+    how = emulate, entry.features_first, entry.shares
+    tuned = Tuned(site.name, site.place, buckets, *how, frees_weight=entry.frees_weight)
     swap_in(site.module, {site.weight: tuned})
     return [site.row("loaded", n=bucket.kernel.artifact.manifest["n"], advice="sparse") for bucket in buckets]
 

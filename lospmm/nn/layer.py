@@ -312,9 +312,9 @@ class SparseMultiheadAttention(Sparse, nn.MultiheadAttention):
             weight, bias = self.in_proj_weight, self.in_proj_bias
         else:
             tensors = tensors_of(self, tuned.place)
-            weight, bias = _effective(tensors), tensors.bias
             if query is key and key is value and (y := multiplied(query, tuned, tensors)) is not None:
                 return y.chunk(3, dim=-1)
+            weight, bias = _effective(tensors).to(query.device), tensors.bias
         if query is key and key is value:
             return functional.linear(query, weight, bias).chunk(3, dim=-1)
         biases = (None,) * 3 if bias is None else bias.chunk(3)
@@ -335,7 +335,7 @@ def _operation(tuned: Tuned, *, relu: bool) -> Operation:
 
 
 def _dense(x: Tensor, tensors: Tensors, *, relu: bool) -> Tensor:
-    y = functional.linear(x, _effective(tensors), tensors.bias)
+    y = functional.linear(x, _effective(tensors).to(x.device), tensors.bias)  # it may be in host memory
     return functional.relu(y) if relu else y
 
 

@@ -176,7 +176,7 @@ def dense_product(
     b: Tensor, weight: Tensor, mask: Tensor | None, bias: Tensor | None, residual: Tensor | None, *, relu: bool
 ) -> Tensor:
     """Compute ``spmm`` with PyTorch's dense product."""
-    a = weight.flatten(1) if mask is None else (weight * mask).flatten(1)
+    a = (weight if mask is None else weight * mask).flatten(1).to(b.device)  # it may be in host memory
     c = torch.mm(a, b) if residual is None else torch.addmm(residual, a, b)
     return _finished(c, bias, None, relu=relu)
 

@@ -1,7 +1,7 @@
 """Pruned weights of a model, and the shapes of their inputs."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lospmm.errors import LospmmError, Unsupported
+from lospmm.kernel import whole_number
 from lospmm.matrix.csr import SparseMatrix, from_dense
 from lospmm.nn.attention import no_fast_path, why_dense
 from lospmm.nn.bound import Tensors, dtype_of, named
@@ -19,7 +20,7 @@ from lospmm.nn.report import Row
 from lospmm.problem.convolution import Convolution
 from lospmm.problem.device import DeviceSpec
 from lospmm.problem.epilogue import Epilogue, epilogue_of
-from lospmm.problem.problem import Problem
+from lospmm.problem.problem import Problem, check_columns
 
 #: Kind of each class of module that can have kernels.
 _KINDS: Mapping[type[nn.Module], str] = {
@@ -234,3 +235,12 @@ def forget_masks(sites: Sequence[Site]) -> None:
     for site in sites:
         if not site.is_swapped:
             forget_mask(site.module, site.weight)
+
+
+def column_shapes(n: int | Iterable[int]) -> list[tuple[int, ...]]:
+    """Return the shape of each number of columns in ``n``. Raises BadRequest."""
+    are_several = isinstance(n, Iterable) and not isinstance(n, str) and getattr(n, "ndim", 1) > 0
+    columns = [whole_number("n", one) for one in (n if are_several else [n])]  # type: ignore[union-attr]
+    for one in columns:
+        check_columns(one)
+    return [(one,) for one in columns]

@@ -41,8 +41,8 @@ from lospmm.problem.problem import ceil_div
 #: The widest vector load of a template, in bytes: views of tensors may begin at an address that it cannot load.
 VECTOR_BYTES = 16
 
-#: Loaded code by its sha256 and GPU; never unloaded, since a captured CUDA graph may hold it.
-_LAUNCHERS: dict[tuple[str, int], Launcher] = {}
+#: Kernels by name, of the code loaded by its sha256 and GPU; never unloaded, since a captured CUDA graph may hold it.
+_LAUNCHERS: dict[tuple[str, int], dict[str, Launcher]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +105,8 @@ class Tuned:
     inputs: tuple[tuple[tuple[int, ...], tuple[int, ...], int], ...] = ()  # of a convolution, as in ``serves_images``
     dtype: torch.dtype = torch.float32  # of the input
     native: BoundKernels | None = None  # for the operators of C++, where these are
+    frees_weight: bool = False  # on a GPU, keep the weight in host memory
+    gpu: torch.device | None = None  # where the kernels run while it is there; None: where the weight is
 
 
 @dataclass(slots=True, eq=False)
@@ -125,7 +127,11 @@ class Sparse(nn.Module):
     lospmm_tuned: Any
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Sparse":
-        applied = super()._apply(fn, recurse)
+        applied, tuned = super()._apply(fn, recurse), self.lospmm_state.tuned
+        for name, one in tuned.items():
+            if one.gpu is not None:  # fn may name another GPU, or the CPU
+                gpu = fn(torch.empty(0, device=one.gpu)).device
+                tuned[name] = replace(one, gpu=gpu if gpu.type == "cuda" else None)
         rebind(self)
         return applied
 
@@ -190,6 +196,10 @@ def unswap(module: nn.Module) -> None:
     module.__dict__.pop("lospmm_tuned", None)
     let_go(state)
     state.end.detach()  # else it keeps the kernels as long as the module
+    for tuned in state.tuned.values():
+        if tuned.gpu is not None:
+            weight = tensors_of(module, tuned.place).weight
+            weight.data = weight.data.to(tuned.gpu)
     module.__class__ = state.original
     module._forward_pre_hooks.update(state.hooks)
 
@@ -208,10 +218,14 @@ def _bound(module: nn.Module, state: State, name: str, warned: set[str]) -> Tune
     """Bind one weight; return what ``forward`` reads, without sizes if no kernel runs here."""
     tuned = state.tuned[name]
     tensors = tensors_of(module, tuned.place)
+    if tuned.frees_weight and tensors.weight.is_cuda:
+        tuned = state.tuned[name] = replace(tuned, gpu=tensors.weight.device)
+        tensors.weight.data = tensors.weight.data.cpu()
+    device = tuned.gpu or tensors.weight.device
     if not tensors.weight.is_meta:
-        if tensors.weight.is_cuda:
-            prepare(tensors.weight.device)
-        bound = state.bound[name] = bind(tuned.name, tensors, tuned.buckets, emulate=tuned.emulate)
+        if device.type == "cuda":
+            prepare(device)
+        bound = state.bound[name] = bind(tuned, tensors, device)
         bound.warned |= warned
         if bound.refusal is not None:
             bound.warn_once(bound.refusal)
@@ -236,53 +250,51 @@ def _summed_up(tuned: Tuned) -> Tuned:
     return replace(tuned, sizes=sizes, inputs=inputs, dtype=dtype)
 
 
-def bind(name: str, tensors: Tensors, buckets: Sequence[ColumnBucket], *, emulate: bool) -> BoundKernels:
-    """Run calls with this weight on ``buckets`` until ``release``; ``emulate`` is for a weight on the CPU.
+def bind(tuned: Tuned, tensors: Tensors, device: torch.device) -> BoundKernels:
+    """Run calls with this weight on the kernels of ``tuned``, on ``device``, until ``release``.
 
     ``refusal`` says why they cannot run. Raises GpuFault if code cannot be loaded.
     """
-    bound = hold(name, tensors, buckets[0].kernel.artifact.manifest["fingerprint"], bias_in(buckets))
-    reason = misfit(tensors.weight, buckets, emulate=emulate)
+    buckets = tuned.buckets
+    bound = hold(tuned.name, tensors, buckets[0].kernel.artifact.manifest["fingerprint"], bias_in(buckets))
+    reason = misfit(tensors.weight.dtype, device, buckets, emulate=tuned.emulate)
     if reason is None:
         for bucket in buckets:
-            bound.ready[bucket.call] = _ready(bucket, tensors.weight.device)
+            bound.ready[bucket.call] = _ready(bucket, device, is_only_copy=tuned.gpu is not None)
     bound.look()
     bound.refusal = bound.refusal or reason
     return bound
 
 
-def misfit(weight: Tensor, buckets: Sequence[ColumnBucket], *, emulate: bool) -> str | None:
-    """Return why the kernels cannot run on the device and in the type of ``weight``, or None."""
-    if weight.dtype is not (wanted := torch_dtype_of(buckets[0].kernel.artifact.manifest)):
-        return f"its weights are {named(weight.dtype)}, and its kernels take {named(wanted)}"
-    if weight.device.type == "cpu":
+def misfit(dtype: torch.dtype, device: torch.device, buckets: Sequence[ColumnBucket], *, emulate: bool) -> str | None:
+    """Return why the kernels cannot run on ``device`` with weights of ``dtype``, or None."""
+    if dtype is not (wanted := torch_dtype_of(buckets[0].kernel.artifact.manifest)):
+        return f"its weights are {named(dtype)}, and its kernels take {named(wanted)}"
+    if device.type == "cpu":
         how = "choice='sparse' of sparsify_, emulate=True of load_"
         return None if emulate else f"it is on the CPU; to emulate kernels there: {how}"
-    if weight.device.type != "cuda":
-        return f"it is on {weight.device}, and kernels run on NVIDIA GPUs"
+    if device.type != "cuda":
+        return f"it is on {device}, and kernels run on NVIDIA GPUs"
     arch = buckets[0].kernel.artifact.manifest["arch"]
-    own = "sm_{}{}".format(*torch.cuda.get_device_capability(weight.device))
-    return None if arch.rstrip("a") == own else f"its kernels are for {arch}, and {weight.device} is {own}"
+    own = "sm_{}{}".format(*torch.cuda.get_device_capability(device))
+    return None if arch.rstrip("a") == own else f"its kernels are for {arch}, and {device} is {own}"
 
 
 def unlike(tensors: Tensors, buckets: Sequence[ColumnBucket], *, emulate: bool) -> str | None:
     """Return why kernels cannot run with these tensors (weights, bias, type or device), or None."""
     fingerprint = buckets[0].kernel.artifact.manifest["fingerprint"]
-    return difference(tensors, fingerprint, bias_in(buckets)) or misfit(tensors.weight, buckets, emulate=emulate)
+    differs, weight = difference(tensors, fingerprint, bias_in(buckets)), tensors.weight
+    return differs or misfit(weight.dtype, weight.device, buckets, emulate=emulate)
 
 
-def _ready(bucket: ColumnBucket, device: torch.device) -> ReadyKernel:
+def _ready(bucket: ColumnBucket, device: torch.device, *, is_only_copy: bool) -> ReadyKernel:
     kernel = bucket.kernel
     manifest = kernel.artifact.manifest
     launcher, alignment_bytes, packed = None, 1, None
     if device.type != "cpu":
         alignment_bytes = _alignment_bytes(manifest)
-        key = manifest["cubin_sha256"], device.index
-        if key not in _LAUNCHERS:
-            with torch.cuda.device(device):
-                _LAUNCHERS[key] = Launcher(kernel.cubin, manifest["name"], kernel.launch())
-        launcher = _LAUNCHERS[key]
-        if package.IS_NATIVE and bucket.fuses:
+        launcher = _launcher(kernel, device)
+        if package.IS_NATIVE and bucket.fuses and not is_only_copy:  # a package has A too
             elements = {"b_elements": math.prod(bucket.call[0]), "c_elements": math.prod(bucket.out_shape)}
             element_bytes = torch_dtype_of(manifest).itemsize
             packed = package.package_of(
@@ -301,6 +313,18 @@ def _ready(bucket: ColumnBucket, device: torch.device) -> ReadyKernel:
         emulated=lambda *given: kernel.run_on_cpu(*given),
         package=packed,
     )
+
+
+def _launcher(kernel: Kernel, device: torch.device) -> Launcher:
+    """Return a loaded kernel; kernels with one cubin share its memory. Raises GpuFault."""
+    name = kernel.artifact.manifest["name"]
+    loaded = _LAUNCHERS.setdefault((kernel.artifact.manifest["cubin_sha256"], device.index), {})
+    if name not in loaded:
+        with torch.cuda.device(device):
+            first = next(iter(loaded.values()), None)
+            of_first = kernel.launch()
+            loaded[name] = first.beside(name, of_first) if first else Launcher(kernel.cubin, name, of_first)
+    return loaded[name]
 
 
 def _alignment_bytes(manifest: Mapping[str, Any]) -> int:

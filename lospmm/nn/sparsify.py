@@ -9,17 +9,16 @@ from torch import nn
 
 from lospmm.client.events import LayerProgress
 from lospmm.errors import BadRequest
-from lospmm.kernel import whole_number
 from lospmm.nn.calling import Called, calling_of
 from lospmm.nn.choice import MARGIN, Shape, TimedSite, choose_in_model, swap
 from lospmm.nn.layer import call_parts
 from lospmm.nn.layout import UNKNOWN, watch_layout
+from lospmm.nn.one_copy import join_kernels, rounded
 from lospmm.nn.report import ModelTimes, Report, Row
-from lospmm.nn.site import Site, find_sites, forget_masks, learn_shapes
+from lospmm.nn.site import Site, column_shapes, find_sites, forget_masks, learn_shapes
 from lospmm.nn.sources import tuner_here, tuner_there
 from lospmm.nn.sparse import check_model, restore_
 from lospmm.nn.tuning import Tuner
-from lospmm.problem.problem import check_columns
 from lospmm.tuning.options import options_of
 
 Choice = Literal["measured", "sparse"]
@@ -52,6 +51,11 @@ def sparsify_(
     become dense again until it is not slower than the dense model. With compiled, PyTorch forgets earlier compiled
     code. With ``choice`` sparse all layers are swapped; on a CPU the kernels' text is emulated, slowly.
 
+    With ``memory="low"`` a layer's kernels for all N are one cubin with A once, every call runs on them, and on a GPU
+    its dense weight is moved to host memory; layers without such kernels (16-bit linear layers have them) stay dense.
+    All that have them are swapped, as with ``choice`` sparse. N above 16 is rounded up to a multiple of 8. The weight
+    stays where it is masked, or shared with another module.
+
     ``server`` is the address of a service that tunes, ``key`` its API key. ``progress`` is called with (layer, stage,
     done, total); without it a terminal shows bars. ``options`` are those of ``lospmm.tune``; ``cache`` defaults to
     network.
@@ -69,8 +73,11 @@ def sparsify_(
         restore_(model)
         sites, rows = find_sites(model, min_sparsity)
         works = [TimedSite(site) for site in sites]
+        is_low = own.memory == "low"
         try:
-            times = _swapped(model, works, tuner, example, columns, choice, called)
+            if is_low:
+                choice = "sparse"
+            times = _swapped(model, works, tuner, example, columns, choice, called, is_low=is_low)
         except BaseException:
             restore_(model)
             forget_masks(sites)
@@ -92,7 +99,7 @@ def _checked(
     if choice not in ("measured", "sparse"):
         raise BadRequest(f"choice {choice!r:.80}: choose measured or sparse")
     calling_of(called)
-    columns = _columns(n)
+    columns = column_shapes(n)
     if isinstance(example, np.ndarray | str | bytes | int | float):
         raise BadRequest(
             f"the example is of type {type(example).__name__}: give a tensor, a tuple or a mapping of them"
@@ -110,13 +117,19 @@ def _swapped(
     columns: Sequence[Shape],
     choice: Choice,
     called: Called,
+    *,
+    is_low: bool,
 ) -> ModelTimes | None:
     """Tune the layers and swap the chosen ones; return the times of the whole model if these decided."""
     sites = [work.site for work in works]
     shapes = _shapes(model, sites, example, columns)
+    if is_low:
+        shapes = {name: list(dict.fromkeys(map(rounded, own))) for name, own in shapes.items()}
     layout = UNKNOWN if example is None else watch_layout(model, sites, example)
     _tune(works, shapes, tuner, choice)
     tuner.close()
+    if is_low:
+        join_kernels(model, works)
     if choice == "sparse":
         swap([work for work in works if work.buckets], layout)
         return None
@@ -125,15 +138,6 @@ def _swapped(
 
 def _module_of(row: str, order: Collection[str]) -> str:
     return row if row in order else row.rpartition(".")[0]
-
-
-def _columns(n: int | Iterable[int]) -> list[Shape]:
-    """Return the shapes in ``n``; raises BadRequest."""
-    are_several = isinstance(n, Iterable) and not isinstance(n, str) and getattr(n, "ndim", 1) > 0
-    columns = [whole_number("n", one) for one in (n if are_several else [n])]  # type: ignore[union-attr]
-    for one in columns:
-        check_columns(one)
-    return [(one,) for one in columns]
 
 
 def _shapes(model: nn.Module, sites: Sequence[Site], example: Any, columns: Sequence[Shape]) -> dict[str, list[Shape]]:
