@@ -29,6 +29,17 @@ _STOPPED = (
 )
 
 
+#: The forecast of a layer's kernel, from the last event that has one.
+_ESTIMATED = (
+    sa.select(events.c.data["search"]["estimated_micros"].as_float())
+    .where((events.c.job == layers.c.digest) & events.c.kind.in_(("succeeded", "kept")))
+    .order_by(events.c.id.desc())
+    .limit(1)
+    .scalar_subquery()
+    .label("estimated_micros")
+)
+
+
 @dataclass(frozen=True, slots=True)
 class LayerState:
     """A layer of a model; one that could not be read has no digest and no sizes."""
@@ -43,6 +54,7 @@ class LayerState:
     k: int | None
     nnz: int | None
     speedup: float | None  # over dense cuBLAS, where both were timed
+    estimated_micros: float | None  # forecast of one launch
     skipped: str | None  # why no kernel was asked for
 
 
@@ -223,6 +235,7 @@ def _layer(row: Any) -> LayerState:
         k=row.k,
         nnz=row.nnz,
         speedup=row.speedup,
+        estimated_micros=row.estimated_micros,
         skipped=row.skipped,
     )
 
@@ -275,7 +288,7 @@ def _layers_of(connection: sa.Connection, ids: Sequence[str]) -> dict[str, list[
     of_layer = (layers.c.model, layers.c.name, layers.c.digest, layers.c.m, layers.c.k, layers.c.nnz)
     of_kernel = (kernels.c.state, kernels.c.stage, kernels.c.progress, kernels.c.error, kernels.c.speedup)
     columns = (*of_layer, layers.c.skipped, layers.c.error.label("bad"), *of_kernel, kernels.c.started, kernels.c.ended)
-    chosen = sa.select(*columns).select_from(joined).where(layers.c.model.in_(ids))
+    chosen = sa.select(*columns, _ESTIMATED).select_from(joined).where(layers.c.model.in_(ids))
     found: dict[str, list[Any]] = {}
     for row in connection.execute(chosen.order_by(layers.c.model, layers.c.position)):
         found.setdefault(row.model, []).append(row)

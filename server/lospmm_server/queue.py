@@ -44,6 +44,7 @@ class KernelOrder:
     request: Json  # jobs.Request.to_json
     gpu: str  # the GPU that it must run on; empty: none
     is_kept: bool = False
+    estimated_micros: float | None = None  # forecast of the kept kernel
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +257,8 @@ def _submit(connection: sa.Connection, order: KernelOrder, key: str, model: str 
         kept = {"state": "succeeded", "error": None, "cancel": False, "ended": _now()}
         _change(connection, order.digest, wanted | kept)
         if row is None:
-            _change(connection, order.digest, {"turn": _event(connection, order.digest, "kept", {})})
+            told = {"search": {"estimated_micros": order.estimated_micros}}
+            _change(connection, order.digest, {"turn": _event(connection, order.digest, "kept", told)})
         return
     _queue(connection, connection.execute(sa.select(kernels).where(kernels.c.digest == order.digest)).one(), wanted)
 

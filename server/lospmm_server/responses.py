@@ -181,6 +181,7 @@ def _layer(layer: LayerState) -> LayerView:
         k=layer.k,
         nnz=layer.nnz,
         speedup_over_dense=layer.speedup,
+        estimated_micros=layer.estimated_micros if has_kernel else None,
         job=None if layer.digest is None else job_url(layer.digest),
         kernel=kernel_url(str(layer.digest)) if has_kernel else None,
     )

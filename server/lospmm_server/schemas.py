@@ -217,6 +217,9 @@ class LayerView(BaseModel):
     speedup_over_dense: float | None = Field(
         description="Over cuBLAS in float32, or in the 16-bit type of B, where both were timed."
     )
+    estimated_micros: float | None = Field(
+        description="Forecast of one launch of its kernel in microseconds, as the manifest's search.estimated_micros."
+    )
     job: str | None = Field(description="Where its job is. Equal layers have the same.")
     kernel: str | None = Field(description="Where its kernel is, once there is one.")
 

@@ -101,12 +101,13 @@ class Service:
         anything is written, ToolchainFault if the disk fails.
         """
         digest, options = request.digest, request.options
-        is_kept = (self.shelf.at_hand(digest) or self.shelf.find(digest)) is not None
-        if not is_kept:
+        kept = self.shelf.at_hand(digest) or self.shelf.find(digest)
+        if kept is None:
             queue.check_room(self.database, key, [digest])
             keep_matrix(request.problem.matrix, self.store, staged)
         gpu = request.problem.device.name if "gpu" in (options.measure, options.verify) else ""
-        return KernelOrder(digest, to_json(request), gpu, is_kept)
+        estimated = None if kept is None else kept.artifact.manifest["search"]["estimated_micros"]
+        return KernelOrder(digest, to_json(request), gpu, kept is not None, estimated)
 
     def order_all(self, read: Callable[[Callable[[Request], KernelOrder]], ModelOrder], key: str) -> ModelOrder:
         """Return the model that ``read`` makes of its layers' orders; a refused model stores nothing."""

@@ -85,4 +85,5 @@ def _layer(layer: LayerState) -> LayerPage:
         k=layer.k,
         nnz=layer.nnz,
         speedup=layer.speedup,
+        estimated_micros=layer.estimated_micros,
     )

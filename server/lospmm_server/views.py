@@ -28,6 +28,7 @@ class LayerPage:
     k: int | None = None
     nnz: int | None = None
     speedup: float | None = None  # over dense cuBLAS in fp32, where both were timed
+    estimated_micros: float | None = None  # forecast of one launch of its kernel
     skipped: str | None = None  # why no kernel was asked for
 
 

@@ -205,7 +205,7 @@ def a_model(kernel: str) -> JobPage:
     layers = (
         LayerPage(name="encoder.0.weight", state="succeeded", digest=kernel, speedup=2.5, **sizes),
         LayerPage(name="encoder.1.weight", state="succeeded", digest=digest_of("one"), speedup=0.8, **sizes),
-        LayerPage(name="encoder.2.weight", state="succeeded", digest=digest_of("two"), **sizes),
+        LayerPage(name="encoder.2.weight", state="succeeded", digest=digest_of("two"), estimated_micros=7.846, **sizes),
         LayerPage(name="encoder.3.weight", state="running", digest=digest_of("three"), stage="compile", **sizes),
         LayerPage(name=HOSTILE, state="failed", error=problem(f"{HOSTILE}: truncated or damaged archive")),
     )

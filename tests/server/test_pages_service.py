@@ -43,13 +43,18 @@ def test_a_posted_matrix_becomes_a_kernel_with_its_space(client: TestClient) -> 
     assert post(client, npy_file()) == path
 
 
-def test_a_model_shows_its_layers(client: TestClient) -> None:
+def test_a_model_shows_its_layers_with_forecasts(client: TestClient) -> None:
+    """No GPU is there to time them."""
     client.headers.update(BROWSER)
     files = [("matrix", ("good.npy", saved(np.save, weights(1)))), ("matrix", ("bad.npy", b"\x93NUMPY"))]
     response = client.post("/v1/models", params={"n": 64, "device": "h200", "name": "two", "wait": 60}, files=files)
     assert response.status_code in (200, 201, 202), response.text
+    good, bad = response.json()["layers"]
+    forecast = client.get(good["kernel"]).json()["search"]["estimated_micros"]
+    assert (good["estimated_micros"], bad["estimated_micros"]) == (forecast, None)
     text = page(client, f"/jobs/{response.json()['id']}").text
-    assert "Model two" in text and "good" in text and "succeeded 4 x 12" in text and "not timed" in text
+    assert "Model two" in text and "good" in text and "succeeded 4 x 12" in text
+    assert f"not timed forecast: {forecast:.2f} \u00b5s" in text
     assert "bad" in text and "failed" in text
     assert "Model two partial 2 of 2 layers" in page(client, "/").text
 

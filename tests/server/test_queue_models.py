@@ -1,6 +1,7 @@
 """Models in the queue, on SQLite and on PostgreSQL: a batch of kernels, each of which may be others' too."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -32,19 +33,21 @@ class TestModels:
         job = self.job(database, posted)
         assert (job.state, job.progress, job.name, job.key) == ("queued", {"layers": (1, 4)}, "net", "team")
         assert [layer.state for layer in job.layers] == ["queued", "failed", "queued", "queued"]
-        queue.finish(database, claimed(database), {})
+        queue.finish(database, claimed(database), {"search": {"estimated_micros": 1.5}})
         assert self.job(database, posted).state == "running"
         queue.finish(database, claimed(database), {})
         assert queue.claim(database, "worker", "") is None
         job = self.job(database, posted)
         assert (job.state, job.progress) == ("partial", {"layers": (4, 4)})
         assert [layer.state for layer in job.layers] == ["succeeded", "failed", "succeeded", "succeeded"]
+        assert [layer.estimated_micros for layer in job.layers] == [1.5, None, 1.5, None]
         assert job.error.detail == "1 of 4 layers have no kernel: layer1: not a matrix"
 
     def test_a_model_whose_kernels_are_there(self, database: Database) -> None:
-        posted = model(order(1, is_kept=True), order(2, is_kept=True))
+        posted = model(order(1, is_kept=True), replace(order(2, is_kept=True), estimated_micros=2.5))
         queue.submit_model(database, posted, "")
-        assert self.job(database, posted).state == "succeeded"
+        job = self.job(database, posted)
+        assert (job.state, [layer.estimated_micros for layer in job.layers]) == ("succeeded", [None, 2.5])
         assert queue.claim(database, "worker", "") is None
 
     def test_a_model_does_not_begin_before_it_is_posted(self, database: Database) -> None:
