@@ -108,7 +108,7 @@ def tune_model(
     own = {"n": n, "conv": conv, "transpose": transpose, "bias": biases, "relu": relu, "residual": residual}
     table = _table(layers, own)
     batch = Batch(open_model(model, seed=seed), table, device, options, seed)
-    table.check_used(batch.model.names)
+    table.check_used([*batch.model.names, *batch.model.others])
     skipped = table.skipped(batch.model.names)
     if len(skipped) == len(batch.model.names):
         first, reason = next(iter(skipped.items()))

@@ -113,7 +113,7 @@ def _read(model: ModelWeights, seed: int, table: LayerTable) -> Uploads:
     opened = model if isinstance(model, LayerSource) else open_model(Path(model), seed=seed)
     if has_own:
         opened.check_biases()
-    table.check_used(opened.names)
+    table.check_used([*opened.names, *opened.others])
     skipped = table.skipped(opened.names)
     layers: dict[str, Upload | BadRequest] = {
         name: _of_file(name, found, table) if isinstance(found, MatrixFile) else found
