@@ -120,8 +120,8 @@ def tune(
     """Tune a kernel for ``weights`` (m, k) and a B of ``n`` columns, or take it from the store.
 
     With a ``convolution`` B is taken from an input tensor instead, n is its output pixels, and ``weights`` may have the
-    four axes of a layer's. ``bias`` (m,) and ``relu`` go into the kernel; with ``residual`` it takes a third argument
-    of C's shape, which is added before ReLU.
+    axes of a layer's: four, or three as of ``nn.Conv1d``. ``bias`` (m,) and ``relu`` go into the kernel; with
+    ``residual`` it takes a third argument of C's shape, which is added before ReLU.
 
     ``device`` names a GPU of the device table or a device file; auto is this machine's. ``tensor`` chooses from a
     .safetensors file, and ``seed`` draws the values of a file that is only a pattern. ``options`` are the fields of

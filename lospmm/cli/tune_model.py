@@ -109,7 +109,7 @@ def tune_model(
     table = _table(layers, own)
     batch = Batch(open_model(model, seed=seed), table, device, options, seed)
     table.check_used([*batch.model.names, *batch.model.others])
-    skipped = table.skipped(batch.model.names)
+    skipped = table.skipped(batch.model.names, batch.model.conv1d)
     if len(skipped) == len(batch.model.names):
         first, reason = next(iter(skipped.items()))
         raise BadRequest(f"no layer is asked for: {first}: {reason}")

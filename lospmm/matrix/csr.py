@@ -168,7 +168,7 @@ def from_csr(
 def check_axes(count: int) -> None:
     """Raise BadMatrix unless an array of ``count`` axes is a matrix."""
     if count != 2:
-        hint = "; reshape weights of a convolution to out x (in * height * width)" if count == 4 else ""
+        hint = "; reshape weights of a convolution to out x (in * height * width)" if count in (3, 4) else ""
         raise BadMatrix(f"a matrix has two dimensions, this array has {count}{hint}")
 
 

@@ -1,6 +1,6 @@
 """The layers of a model: their names, their folders, and their matrices, one in memory at a time.
 
-A model is a ``.safetensors``, ``.onnx`` or ``.pt``, each 2-D or 4-D weight of which is a layer, or a folder of matrix
+A model is a ``.safetensors``, ``.onnx`` or ``.pt``, each 2-D to 4-D weight of which is a layer, or a folder of matrix
 files, each of which is a layer (of a model in it, each weight is one).
 """
 
@@ -34,7 +34,7 @@ class LayerSource:
     """The layers of a model; ``read`` yields those of the names that it is given, in the order of ``names``.
 
     ``others`` are the tensors of a model's file that are no layers, with the reasons; ``has_biases`` says whether
-    a bias of any layer is among them.
+    a bias of any layer is among them. ``conv1d`` are the names of weights with three axes.
     """
 
     name: str
@@ -42,6 +42,7 @@ class LayerSource:
     read: Callable[[Collection[str]], Iterator[tuple[str, Found]]]
     others: Mapping[str, str] = field(default_factory=dict)
     has_biases: bool = False
+    conv1d: frozenset[str] = frozenset()
 
     def check_biases(self) -> None:
         """Raise BadRequest if no layer has a bias that could be added."""
@@ -70,6 +71,7 @@ def open_model(path: Path, *, seed: int = 0) -> LayerSource:
         read,
         {name: reason for part in parts for name, reason in part.others.items()},
         any(part.has_biases for part in parts),
+        frozenset().union(*(part.conv1d for part in parts)),
     )
 
 
@@ -140,6 +142,7 @@ def _weights(file: Path) -> LayerSource:
         lambda wanted: readers.read_model(_content(file), file.name, wanted),
         held.others,
         any(held.weights.values()),
+        held.conv1d,
     )
 
 

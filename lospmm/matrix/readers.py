@@ -146,19 +146,22 @@ def read_model(
 
 
 class ModelTensors(NamedTuple):
-    """The tensors of a model: weights, with whether each has a bias; others, with why they are none."""
+    """The tensors of a model: weights, with whether each has a bias; others, with why they are none.
+
+    ``conv1d`` names the weights with three axes.
+    """
 
     weights: dict[str, bool]
     others: dict[str, str]
+    conv1d: frozenset[str]
 
 
 def tensors_of_model(content: Content, name: str) -> ModelTensors:
     """Return all tensors; ``read_model`` yields the weights. Raises BadMatrix."""
     weights, tensors = _weights(content, _printable(name) or "model"), _tensors(content)
     has_bias = {weight: _bias_name(weight) in tensors for weight in sorted(weights, key=natural)}
-    return ModelTensors(
-        has_bias, {one: _why_no_weight(tensors[one]) for one in sorted(tensors, key=natural) if one not in weights}
-    )
+    others = {one: _why_no_weight(tensors[one]) for one in sorted(tensors, key=natural) if one not in weights}
+    return ModelTensors(has_bias, others, frozenset(one for one in weights if len(weights[one]["shape"]) == 3))
 
 
 def no_biases(names: Sequence[str]) -> BadRequest:
@@ -216,7 +219,7 @@ def _read_smtx(content: Content) -> tuple[SparseMatrix, Values]:
 
 
 def _read_weight(content: Content, tensor: str | None = None) -> tuple[SparseMatrix, Values]:
-    """Read one weight: 2-D as it is; 4-D (out, in, height, width) as (out, in x height x width)."""
+    """Read one weight: 2-D as it is; (out, in, width) or (out, in, height, width) with all but the first as one."""
     weights = _tensors(content)
     eligible = sorted(name for name, weight in weights.items() if _is_weight(weight))
     if tensor is None:
@@ -231,7 +234,7 @@ def _read_weight(content: Content, tensor: str | None = None) -> tuple[SparseMat
     if not _is_weight(weight):
         raise BadMatrix(
             f"tensor {tensor[:80]!r} is {weight['dtype']} of shape {str(weight['shape'])[:80]}; "
-            f"a weight is {', '.join(_FLOATS)}, 2-D or 4-D: {_listed(eligible)}"
+            f"a weight is {', '.join(_FLOATS)}, 2-D to 4-D: {_listed(eligible)}"
         )
     return _of_weight(weight, content), "stored"
 
@@ -313,7 +316,7 @@ _MASKS = {**_FLOATS, "BOOL": "?", "U8": "u1", "I8": "i1", "I32": "<i4", "I64": "
 #: Why a bias, or whatever else has fewer than two axes, gets no kernel.
 VECTOR = "a vector, no weight"
 
-_NO_WEIGHT = f"holds no weight: a weight is {', '.join(_FLOATS)}, 2-D or 4-D"
+_NO_WEIGHT = f"holds no weight: a weight is {', '.join(_FLOATS)}, 2-D to 4-D"
 
 
 def _reader(content: Content, name: str, tensor: str | None) -> Callable[[Content], tuple[SparseMatrix, Values]]:
@@ -377,13 +380,13 @@ def _masked(tensors: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 def _is_weight(tensor: dict[str, Any]) -> bool:
-    return tensor["dtype"] in _FLOATS and len(tensor["shape"]) in (2, 4)
+    return tensor["dtype"] in _FLOATS and 2 <= len(tensor["shape"]) <= 4
 
 
 def _why_no_weight(tensor: dict[str, Any]) -> str:
     if len(tensor["shape"]) < 2:
         return VECTOR
-    takes = f"weights are {', '.join(_FLOATS)}, with 2 axes or 4"
+    takes = f"weights are {', '.join(_FLOATS)}, with 2 to 4 axes"
     return f"{tensor['dtype']} with {len(tensor['shape'])} axes: {takes}"
 
 

@@ -40,7 +40,7 @@ class Batch:
     @property
     def skipped(self) -> dict[str, str]:
         """What gets no kernel, with the reasons: layers that the table skips, and tensors that are no weights."""
-        return {**self.table.skipped(self.model.names), **self.model.others}
+        return {**self.table.skipped(self.model.names, self.model.conv1d), **self.model.others}
 
     def request(self, gpu: DeviceSpec, name: str, file: MatrixFile) -> Request:
         """Return the request for the kernel of a layer on ``gpu``. Raises BadRequest, BadMatrix."""

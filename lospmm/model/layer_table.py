@@ -18,7 +18,7 @@ A name may be a pattern (``*``, ``?``, ``[abc]``). A layer's own row comes first
 
 import json
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -43,6 +43,12 @@ Bias: TypeAlias = NDArray[np.floating] | None
 
 #: The row of all layers, of a request without a table.
 ANY = "*"
+
+#: Why a weight with three axes is skipped.
+NO_WINDOW = (
+    'it has 3 axes: as of nn.Conv1d it needs a row like conv = "8x64x1x1000,1x3" in a layer table '
+    "(batch x channels x 1 x length, 1 x width of the window)"
+)
 
 #: The largest file of a table, in bytes.
 MAX_BYTES = 4 << 20
@@ -146,10 +152,17 @@ class LayerTable:
             raise BadRequest(f"layer table: {printable(name)[:80]!r}: bias is true, and the file has none beside it")
         return bias
 
-    def skipped(self, names: Sequence[str]) -> dict[str, str]:
-        """Return the layers of ``names`` that are skipped, with the reasons."""
-        rows = {name: self.row_of(name) for name in names}
-        return {name: row.skip for name, row in rows.items() if row.skip is not None}
+    def skipped(self, names: Sequence[str], conv1d: Collection[str] = ()) -> dict[str, str]:
+        """Return the layers of ``names`` that are skipped, with the reasons.
+
+        ``conv1d`` are those whose weights have three axes: they are multiplied as convolutions of height 1 alone.
+        """
+
+        def reason(name: str) -> str | None:
+            row = self.row_of(name)
+            return NO_WINDOW if row.skip is None and row.conv is None and name in conv1d else row.skip
+
+        return {name: why for name in names if (why := reason(name)) is not None}
 
     def check_used(self, names: Sequence[str]) -> None:
         """Raise BadRequest for a row that is for none of the layers ``names``: it is likely misspelt."""

@@ -149,13 +149,17 @@ def _row(use: _Use, known: Mapping[str, Shape], weight: Shape) -> LayerSpec:
 
 
 def _convolution(use: _Use, attributes: Mapping[str, Any], known: Mapping[str, Shape], weight: Shape) -> LayerSpec:
-    batch, channels, height, width = _known(use.node.input[0], known)
-    kernel_height, kernel_width = (size or 0 for size in weight[2:])
+    batch, channels, *sizes = _known(use.node.input[0], known)
+    if not 1 <= len(sizes) == len(weight) - 2:
+        raise BadRequest(f"a convolution over {len(sizes)} axes")
+    height, width = _image(sizes, 1)
+    kernel_height, kernel_width = _image([size or 0 for size in weight[2:]], 1)
     groups = int(attributes.get("group", 1))
     if groups > 1 and groups == channels:
         raise BadRequest("it is depthwise: a sum for each channel, which pruning does not shorten")
-    top, left, bottom, right = attributes.get("pads", [0, 0, 0, 0])
-    if (top, left) != (bottom, right) or attributes.get("auto_pad", b"NOTSET") not in (b"NOTSET", b"VALID"):
+    pads = attributes.get("pads", [0, 0] * len(sizes))
+    before, after = pads[: len(sizes)], pads[len(sizes) :]
+    if before != after or attributes.get("auto_pad", b"NOTSET") not in (b"NOTSET", b"VALID"):
         raise BadRequest("its padding is not the same on both sides: pad the input by a node of its own")
     window = Convolution(
         batch,
@@ -164,11 +168,16 @@ def _convolution(use: _Use, attributes: Mapping[str, Any], known: Mapping[str, S
         width,
         kernel_height,
         kernel_width,
-        stride=tuple(attributes.get("strides", [1, 1])),
-        padding=(top, left),
-        dilation=tuple(attributes.get("dilations", [1, 1])),
+        stride=_image(attributes.get("strides", [1] * len(sizes)), 1),
+        padding=_image(before, 0),
+        dilation=_image(attributes.get("dilations", [1] * len(sizes)), 1),
     )
     return LayerSpec(conv=written(window), groups=groups)
+
+
+def _image(sizes: Sequence[int], height: int) -> tuple[int, int]:
+    """Return a pair of sizes; a convolution over one axis is one of images with a ``height``."""
+    return (sizes[0], sizes[1]) if len(sizes) == 2 else (height, sizes[0])
 
 
 def _product(use: _Use, attributes: Mapping[str, Any], known: Mapping[str, Shape]) -> LayerSpec:

@@ -27,12 +27,12 @@ Weights: TypeAlias = "Matrix | str | os.PathLike[str]"
 def flattened(weights: Weights, convolution: Convolution | None, groups: int = 1) -> Weights:
     """Return (out_channels, channels / groups, kernel_height, kernel_width) as A; other weights unchanged.
 
-    Raises BadMatrix for another window than the convolution's.
+    Those of nn.Conv1d have no height, which is 1. Raises BadMatrix for another window than the convolution's.
     """
-    if convolution is None or not isinstance(weights, np.ndarray) or weights.ndim != 4:
+    if convolution is None or not isinstance(weights, np.ndarray) or weights.ndim not in (3, 4):
         return weights
     wanted = (convolution.channels // groups, convolution.kernel_height, convolution.kernel_width)
-    if weights.shape[1:] != wanted:
+    if (weights[:, :, None] if weights.ndim == 3 else weights).shape[1:] != wanted:
         raise BadMatrix(f"weights of shape {weights.shape}: the convolution takes {(weights.shape[0], *wanted)}")
     return weights.reshape(len(weights), -1)
 

@@ -13,7 +13,7 @@ from lospmm_server.service import Behind
 from lospmm_server.uploads import MAX_LAYERS, received
 
 _BODY = body(
-    "A .safetensors, .onnx or .pt, each 2-D or 4-D weight of which is a layer; or matrix files, one a layer; biases: "
+    "A .safetensors, .onnx or .pt, each 2-D to 4-D weight of which is a layer; or matrix files, one a layer; biases: "
     ".npy files called as their layers; layers: a layer table, TOML or JSON, with n or a convolution for each layer.",
     several=True,
     bias=True,

@@ -172,7 +172,7 @@ def _read(uploads: Sequence[UploadFile], seed: int, table: LayerTable) -> Iterat
     content, file = content_of(uploads[0].file), uploads[0].filename or FIELD
     if len(uploads) == 1 and readers.is_model(content):
         held = readers.tensors_of_model(content, file)
-        skipped = table.skipped(list(held.weights))
+        skipped = table.skipped(list(held.weights), held.conv1d)
         read = readers.read_model(content, file, [name for name in held.weights if name not in skipped])
         for name in held.weights:
             yield (name, skipped[name]) if name in skipped else next(read)

@@ -8,6 +8,8 @@ import pytest
 from safetensors.numpy import save_file
 
 import lospmm
+from lospmm.errors import BadMatrix
+from lospmm.model.layer_table import NO_WINDOW
 from lospmm.problem.convolution import Convolution, unfold
 from tests.cli.command import H200, WEIGHTS, Command
 
@@ -59,6 +61,27 @@ def test_layers_of_a_model(lospmm_command: Command, tmp_path: Path) -> None:
     assert "the weights have 20 columns" in layers["other"]["error"]["message"]
     manifest = lospmm.load(out / "one").manifest
     assert manifest["n"] == WINDOW.n and manifest["epilogue"]["relu"]
+
+
+def test_a_weight_of_conv1d(lospmm_command: Command, tmp_path: Path) -> None:
+    """By a layer table as by --conv and in Python, with a height of 1; without a window its row says what to write."""
+    net, table, weights = tmp_path / "net.safetensors", tmp_path / "layers.toml", WEIGHTS.reshape(4, 6, 4)
+    save_file({"line": weights, "fc": WEIGHTS, "cube": np.ones((1, 1, 1, 1, 1), np.float32)}, net)
+    command = ("tune-model", net, *H200, "--json", "--out")
+    without = lospmm_command(*command, tmp_path / "without", "--n", 8)
+    assert without.status == 0, without.err
+    layers = {layer["name"]: layer for layer in json.loads(without.out)["layers"]}
+    assert (layers["fc"]["skipped"], layers["line"]["skipped"]) == (None, NO_WINDOW)
+    conv = "2x6x1x9,1x4"
+    table.write_text(f'[layers.line]\nconv = "{conv}"\n[layers.cube]\nskip = "no kernel for Conv3d"\n')
+    answer = lospmm_command(*command, tmp_path / "out", "--layers", table)
+    assert answer.status == 0, answer.err
+    wanted = lospmm.tune(weights, convolution=Convolution(2, 6, 1, 9, 1, 4), device="h200").artifact.files
+    assert lospmm.load(tmp_path / "out" / "line").artifact.files == wanted
+    alone = lospmm_command("tune", net, "--tensor", "line", "--conv", conv, *H200, "--out", tmp_path / "alone")
+    assert alone.status == 0 and lospmm.load(tmp_path / "alone").artifact.files == wanted
+    with pytest.raises(BadMatrix, match=r"of shape \(4, 6, 4\): the convolution takes \(4, 2, 3, 4\)"):
+        lospmm.tune(weights, convolution=WINDOW, device="h200")
 
 
 def test_biases_of_a_model(lospmm_command: Command, tmp_path: Path) -> None:

@@ -308,7 +308,7 @@ def test_a_refusal_takes_memory_in_proportion_to_the_file(case):
     ("tensor_name", "words"),
     [
         ("missing", "has no tensor 'missing'; its weights are: w"),
-        ("b", "tensor 'b' is F32 of shape [4]; a weight is F16, BF16, F32, F64, 2-D or 4-D: w"),
+        ("b", "tensor 'b' is F32 of shape [4]; a weight is F16, BF16, F32, F64, 2-D to 4-D: w"),
         ("i", "tensor 'i' is I32 of shape [4, 4]"),
     ],
 )

@@ -64,7 +64,7 @@ def test_a_checkpoint_is_a_model(tmp_path: Path) -> None:
     assert (source.names, source.has_biases) == (("fc.weight",), True)
     assert source.others == {
         "fc.bias": "a vector, no weight",
-        "steps": "I64 with 2 axes: weights are F16, BF16, F32, F64, with 2 axes or 4",
+        "steps": "I64 with 2 axes: weights are F16, BF16, F32, F64, with 2 to 4 axes",
     }
     ((_, file),) = source.read(["fc.weight"])
     assert not isinstance(file, BadMatrix)

@@ -9,7 +9,7 @@ import pytest
 from lospmm.errors import BadRequest
 from lospmm.matrix.csr import from_dense
 from lospmm.matrix.readers import MatrixFile
-from lospmm.model.layer_table import LayerSpec, LayerTable, parse_table, read_table
+from lospmm.model.layer_table import NO_WINDOW, LayerSpec, LayerTable, parse_table, read_table
 from lospmm.problem.device import DEVICES
 from lospmm.tuning.options import Options
 
@@ -38,6 +38,7 @@ def test_rows_by_name_and_by_pattern() -> None:
     assert table.row_of("encoder.9.weight").skip == "left dense", "its own row comes before a pattern"
     assert table.row_of("fc.weight").skip == "the layer table has no row for it"
     assert table.skipped(["encoder.9.weight", "encoder.1.weight"]) == {"encoder.9.weight": "left dense"}
+    assert table.skipped(names := ["encoder.1.weight", "conv1.weight"], conv1d=names) == {names[0]: NO_WINDOW}
     assert (table.n, LayerTable({"*": LayerSpec(n=5)}).n) == (None, 5)
 
 

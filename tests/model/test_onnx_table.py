@@ -49,6 +49,7 @@ def node(kind: str, *inputs: str, **attributes: Any) -> Any:
     return helper.make_node(kind, inputs, ["y"], **attributes)
 
 
+LINE = "1x3x1x9,1x5,stride=1x1,padding=0x0,dilation=1x1"
 WIDE, BIAS = pruned(24, 16), np.ones(24, np.float32)
 
 
@@ -67,6 +68,13 @@ WIDE, BIAS = pruned(24, 16), np.ones(24, np.float32)
             (4, 3, 10, 12),
             LayerSpec(conv="4x3x10x12,3x3,stride=2x1,padding=1x2,dilation=1x2"),
         ),
+        (
+            node("Conv", "x", "w.weight", pads=[2, 2], strides=[3]),
+            pruned(8, 3, 5),
+            (4, 3, 20),
+            LayerSpec(conv="4x3x1x20,1x5,stride=1x3,padding=0x2,dilation=1x1"),
+        ),
+        (node("Conv", "x", "w.weight"), pruned(8, 3, 5), (1, 3, 9), LayerSpec(conv=LINE)),
         (
             node("Conv", "x", "w.weight", "w.bias", group=2),
             pruned(24, 2, 1, 1),
@@ -91,6 +99,8 @@ def test_a_weight_that_a_node_transposes() -> None:
         (node("Gemm", "x", "w.weight", alpha=2.0, transB=1), WIDE, (5, 16), "alpha or beta"),
         (node("MatMul", "w.weight", "x"), WIDE, (2, 16, 3), "a weight times a tensor of 3 axes"),
         (node("Conv", "x", "w.weight", pads=[0, 0, 1, 1]), pruned(8, 3, 3, 3), (1, 3, 9, 9), "both sides"),
+        (node("Conv", "x", "w.weight", pads=[4, 0]), pruned(8, 3, 5), (1, 3, 9), "both sides"),
+        (node("MatMul", "x", "w.weight"), pruned(2, 8, 3), (2, 4, 8), "no kernel for MatMul"),
         (node("Conv", "x", "w.weight", auto_pad="SAME_UPPER"), pruned(8, 3, 3, 3), (1, 3, 9, 9), "both sides"),
         (node("Conv", "x", "w.weight", group=6), pruned(6, 1, 3, 3), (1, 6, 9, 9), "depthwise"),
         (node("Gemm", "x", "w.weight", transB=1), WIDE, ("batch", 16), "the shape of its input is ? x 16"),
@@ -135,7 +145,7 @@ def test_types_of_weights() -> None:
     assert found.matrix.to_scipy().toarray().tolist() == [[0, 0, 1.5, 0], [0, 0, 0, -2.0]]  # type: ignore[union-attr]
     whole = helper.make_graph([], "graph", [], [], [numpy_helper.from_array(np.ones((2, 2), np.int8), "q"), tensor])
     assert tensors_of_model(helper.make_model(whole).SerializeToString(), "m.onnx").others == {
-        "q": "INT8 with 2 axes: weights are F16, BF16, F32, F64, with 2 axes or 4"
+        "q": "INT8 with 2 axes: weights are F16, BF16, F32, F64, with 2 to 4 axes"
     }
 
 

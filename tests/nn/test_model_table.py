@@ -113,6 +113,14 @@ def test_a_decoder_of_which_some_is_masked(dtype: torch.dtype, asked: list[Reque
     assert digests_of(model, table, tmp_path) == [request.digest for request in asked]
 
 
+def test_convolutions_over_one_axis(asked: list[Request], tmp_path: Path) -> None:
+    model = pruned(nn.Conv1d(4, 8, 3, stride=2, padding=1), nn.Conv1d(8, 8, 5, groups=2, dilation=2))
+    table = lospmm.nn.layers(model, drawn(2, 4, 40))
+    assert table.rows["0.weight"].conv == "2x4x1x40,1x3,stride=1x2,padding=0x1,dilation=1x1"
+    lospmm.nn.sparsify_(model, drawn(2, 4, 40), device="h200", choice="sparse")
+    assert digests_of(model, table, tmp_path) == [request.digest for request in asked] and len(asked) == 2
+
+
 def test_convolutions(asked: list[Request], tmp_path: Path) -> None:
     model = pruned(
         nn.Conv2d(4, 8, 3, stride=2, padding=(1, 0)), nn.Conv2d(8, 8, 1, groups=2), nn.Conv2d(8, 8, 3, groups=8)

@@ -294,11 +294,13 @@ def test_a_layer_table_by_a_service_is_that_of_here(run: Command, port: int, tmp
     window = np.where(rng.random((4, 2, 3, 3)) < 0.5, rng.normal(size=(4, 2, 3, 3)), 0).astype(np.float32)
     bias = np.linspace(-1, 1, 4, dtype=np.float32)
     tensors = {"conv/1.weight": window, "conv/1.bias": bias, "fc.weight": weights(1), "head.weight": weights(2)}
+    tensors["line.weight"] = weights(3).reshape(4, 6, 2)
     save_file(tensors, tmp_path / "net.safetensors")
     table = {
         "conv/1.weight": {"conv": "2x4x6x6,3x3,padding=1", "groups": 2, "bias": True},
         "fc.*": {"n": 24, "dtype": "float16"},
         "head.weight": {"skip": "its output is small"},
+        "line.weight": {"conv": "2x6x1x9,1x2"},
     }
     (tmp_path / "layers.json").write_text(json.dumps({"layers": table}))
     command = ("tune-model", tmp_path / "net.safetensors", "--layers", tmp_path / "layers.json", *H200, "--quiet")
@@ -310,8 +312,9 @@ def test_a_layer_table_by_a_service_is_that_of_here(run: Command, port: int, tmp
     layers = {layer["name"]: layer for layer in report["layers"]}
     assert (report["n"], layers["conv/1.weight"]["n"], layers["conv/1.weight"]["k"]) == (None, 72, 36)
     assert (layers["fc.weight"]["n"], layers["head.weight"]["skipped"]) == (24, "its output is small")
-    shown = run(*command, "--out", tmp_path / "here").out.splitlines()
-    assert shown[-2].endswith("skipped: its output is small") and shown[-1].startswith("and 1 vector")
+    assert (layers["line.weight"]["k"], layers["line.weight"]["n"]) == (12, 16)
+    shown = run(*command, "--out", tmp_path / "here").out
+    assert "skipped: its output is small\n" in shown and shown.splitlines()[-1].startswith("and 1 vector")
     refused = run(*command, "--out", tmp_path / "no", "--n", 8, "--biases")
     assert (refused.status, refused.error) == (2, "--layers gives these of each layer: leave out --n, --biases")
     (tmp_path / "layers.json").write_text(json.dumps({"layers": {"*": {"skip": "later"}}}))

@@ -9,6 +9,7 @@ from starlette.testclient import TestClient
 
 import lospmm
 from lospmm.errors import BadRequest
+from lospmm.model.layer_table import NO_WINDOW
 from lospmm.problem.convolution import Convolution, written
 from tests.fixtures.files import saved
 from tests.server.client_tools import client_of
@@ -180,6 +181,12 @@ dtype = "float16"
 
 [layers."fc.*"]
 n = 24
+
+[layers."line.weight"]
+conv = "2x6x1x9,1x2"
+
+[layers."conv1d.weight"]
+n = 24
 """.encode()
 
 
@@ -188,21 +195,23 @@ def test_each_layer_has_a_row_of_its_own(shared: TestClient) -> None:
     window = WEIGHTS.reshape(4, 2, 3, -1)
     tensors = {"conv.weight": window, "conv.bias": BIAS, "fc.weight": WEIGHTS, "head.weight": WEIGHTS}
     tensors |= {"fc.scale": np.ones((3, 3), np.int8), "conv1d.weight": np.ones((2, 3, 1), np.float32)}
+    tensors["line.weight"] = WEIGHTS.reshape(4, 6, 2)
     model = ("matrix", ("net.safetensors", save_tensors(tensors)))
     answer = post_model(shared, [model, ("layers", ("layers.toml", TABLE))], "")
     assert answer.status_code == 201, answer.text
     job = answer.json()
-    assert (job["state"], job["progress"]) == ("succeeded", {"layers": {"done": 2, "total": 2}})
+    assert (job["state"], job["progress"]) == ("succeeded", {"layers": {"done": 3, "total": 3}})
     layers = {layer["name"]: layer for layer in job["layers"]}
     assert {name: layer["skipped"] for name, layer in layers.items() if layer["skipped"]} == {
         "head.weight": "the layer table has no row for it",
         "conv.bias": "a vector, no weight",
-        "conv1d.weight": "F32 with 3 axes: weights are F16, BF16, F32, F64, with 2 axes or 4",
-        "fc.scale": "I8 with 2 axes: weights are F16, BF16, F32, F64, with 2 axes or 4",
+        "conv1d.weight": NO_WINDOW,
+        "fc.scale": "I8 with 2 axes: weights are F16, BF16, F32, F64, with 2 to 4 axes",
     }
     alone = post(shared, f"conv={written(WINDOW)}&relu=true&dtype=float16", {"bias": ("b.npy", saved(np.save, BIAS))})
     assert layers["conv.weight"]["kernel"].endswith(alone.json()["digest"])
     assert layers["fc.weight"]["kernel"].endswith(post(shared, "n=24").json()["digest"])
+    assert layers["line.weight"]["kernel"].endswith(post(shared, "conv=2x6x1x9,1x2").json()["digest"])
 
 
 @pytest.mark.parametrize(
