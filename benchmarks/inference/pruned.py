@@ -12,7 +12,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor, nn
 
-from benchmarks.inference import bert, mobilenet, resnet
+from benchmarks.inference import bert, decoder, mobilenet, resnet
 from lospmm_datasets.networks import SPREADS, Pattern, RealPattern, WantedPattern, depth_sparsities, drawn, real
 
 SEED = 0
@@ -149,6 +149,7 @@ _TOY_MOBILENET = Setup(
     ),
     _images(16),
 )
+_DECODER = Setup(decoder.Decoder, _sentences(decoder.VOCABULARY, TOKENS))
 
 _REAL = "real patterns of DLMC and SparseRT where the shape has one within 1.5 points, others drawn like them"
 
@@ -165,3 +166,24 @@ CASES = (
     Case("ResNet-50", 0.95, _RESNET, _TOY_RESNET, real_or_drawn, _REAL),
     Case("MobileNetV2", 0.9, _MOBILENET, _TOY_MOBILENET, pointwise, "drawn like layers pruned by magnitude"),
 )
+
+#: Networks in full size, for ``alike``.
+NETWORKS: Mapping[str, Setup] = MappingProxyType(
+    {"ResNet-50": _RESNET, "BERT-base": _BERT, "MobileNetV2": _MOBILENET, "SmolLM2-135M": _DECODER}
+)
+
+
+@torch.no_grad()
+def alike(network: str, batch: int, sparsity: float) -> tuple[nn.Module, Tensor]:
+    """One of ``NETWORKS``, pruned but for depthwise layers and embeddings, and its input.
+
+    Layers of one shape have equal weights, and so the same kernel.
+    """
+    model = NETWORKS[network].model().eval()
+    for layer in model.modules():
+        if isinstance(layer, nn.Linear | nn.Conv2d) and getattr(layer, "groups", 1) == 1:
+            torch.manual_seed(SEED)
+            layer.weight.normal_().mul_(torch.rand(layer.weight.shape) >= sparsity)
+            if layer.bias is not None:
+                layer.bias.zero_()
+    return model, NETWORKS[network].example(batch)

@@ -14,7 +14,7 @@ from torch import nn  # noqa: E402
 from torch.nn.utils import parametrize, prune  # noqa: E402
 
 import lospmm.nn  # noqa: E402
-from benchmarks.inference.pruned import CASES, Setup, build  # noqa: E402
+from benchmarks.inference.pruned import CASES, build  # noqa: E402
 from lospmm.artifact import kept  # noqa: E402
 from lospmm.errors import BadRequest, NothingFits  # noqa: E402
 from lospmm.matrix.layers import open_model  # noqa: E402
@@ -55,11 +55,10 @@ def digests_of(model: nn.Module, table: LayerTable, folder: Path) -> list[str]:
     return [requests[name].digest for name, row in table.rows.items() if row.skip is None]
 
 
-@pytest.mark.parametrize("size", ["toy", pytest.param("full", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("case", [CASES[0], CASES[1], CASES[3]], ids=NAMES)
-def test_networks(case: Any, size: str, asked: list[Request], tmp_path: Path) -> None:
-    setup: Setup = getattr(case, size)
-    net = build(setup, case, 1)
+def test_networks(case: Any, asked: list[Request], tmp_path: Path) -> None:
+    """In small; in full, with the service: tests/server/test_networks.py."""
+    net = build(case.toy, case, 1)
     table = lospmm.nn.layers(net.model, net.example, min_sparsity=0.5)
     lospmm.nn.sparsify_(net.model, net.example, device="h200", choice="sparse", min_sparsity=0.5)
     wanted = [request.digest for request in asked]

@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip insta
 from torch import nn  # noqa: E402
 
 from benchmarks import networks, networks_report  # noqa: E402
-from benchmarks.inference import ahead, bert, cusparse, mobilenet, resnet, variants  # noqa: E402
+from benchmarks.inference import ahead, bert, cusparse, decoder, mobilenet, resnet, variants  # noqa: E402
 from benchmarks.inference.pruned import CASES, build, by_depth, convolutions, prune  # noqa: E402
 from benchmarks.inference.timing import weight_bytes  # noqa: E402
 from lospmm.errors import BadRequest  # noqa: E402
@@ -44,6 +44,7 @@ def on_meta(model: Any) -> nn.Module:
         (lambda: bert.Bert(bert.Size()), 109_482_240 - 768 * 769),  # of BERT-base, without the pooler
         (lambda: resnet.ResNet(resnet.Size()), 25_557_032 - 26_560),  # of torchvision's, a bias for each two of a norm
         (lambda: mobilenet.MobileNet(mobilenet.Size()), 3_504_872 - 17_056),
+        (decoder.Decoder, 134_515_008),  # of SmolLM2-135M
     ],
 )
 def test_the_networks_have_as_many_parameters_as_published(model: Any, parameters: int) -> None:

@@ -1,0 +1,91 @@
+"""ResNet-50, BERT-base, MobileNetV2 and a decoder, layer by layer, by the command, the service and ``sparsify_``."""
+
+import json
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from safetensors.numpy import save_file
+
+pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'lospmm[torch]'")
+
+import lospmm.nn
+from benchmarks.inference.pruned import alike
+from lospmm.cli import main as cli
+from lospmm.errors import NothingFits
+from lospmm.matrix.readers import VECTOR
+from lospmm.tuning import jobs
+from lospmm.tuning.request import Request
+from tests.server.served import served
+
+EMBEDDING = "no kernel for Embedding"
+DEPTHWISE = "it is depthwise: a sum for each channel, which pruning does not shorten"
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
+    """What ``sparsify_`` asks to be tuned, as digests in the model's order; nothing is."""
+
+    def listed(*arguments: Any, **options: Any) -> list[str]:
+        digests: list[str] = []
+
+        def tune(request: Request, **_: Any) -> None:
+            digests.append(request.digest)
+            raise NothingFits("not tuned here")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(jobs, "tune", tune)
+            patched.setattr(jobs, "search_ahead", lambda *_, **__: None)
+            lospmm.nn.sparsify_(*arguments, device="h200", choice="sparse", **options)
+        return digests
+
+    return listed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("network", "tuned", "kernels", "dense"),
+    [
+        ("ResNet-50", 54, 24, {}),
+        ("BERT-base", 72, 3, {EMBEDDING: 3}),
+        ("MobileNetV2", 36, 21, {DEPTHWISE: 17}),
+        ("SmolLM2-135M", 210, 4, {EMBEDDING: 1}),
+    ],
+)
+def test_a_network(
+    network: str,
+    tuned: int,
+    kernels: int,
+    dense: dict[str, int],
+    asked: Callable[..., list[str]],
+    set_environment: Callable[[str, object], None],
+    tmp_path: Path,
+) -> None:
+    """Every tensor has a row; each shape is tuned once, by the command, and the others ask for the same kernels."""
+    set_environment("LOSPMM_MAX_UPLOAD_BYTES", 1 << 30)
+    model, example = alike(network, 1, 0.99)
+    net, layers = tmp_path / "net.safetensors", tmp_path / "layers.toml"
+    save_file({name: one.numpy() for name, one in model.state_dict().items()}, net)
+    layers.write_text((table := lospmm.nn.layers(model, example)).to_toml())
+    options = {"verify": "none", "cache": "network"}
+    words = ["tune-model", str(net), "--layers", str(layers), "--device", "h200", "--out", str(tmp_path / "out")]
+    assert cli.run([*words, *(word for name, value in options.items() for word in (f"--{name}", value))]) == 0
+    rows = json.loads((tmp_path / "out" / "report.json").read_text())["layers"]
+    here = {row["name"]: (row["digest"], row["skipped"]) for row in rows}
+    assert here.keys() == model.state_dict().keys()
+    assert Counter(why for _, why in here.values() if why not in (None, VECTOR)) == dense
+    digests = {name: digest for name, (digest, _) in here.items() if digest is not None}
+    assert (len(digests), len(set(digests.values()))) == (tuned, kernels)
+    with served() as port, net.open("rb") as file, httpx2.Client(timeout=60) as client:
+        url = f"http://127.0.0.1:{port}"
+        files = {"matrix": ("net.safetensors", file), "layers": ("layers.toml", layers.read_bytes())}
+        job = client.post(f"{url}/v1/models", params={"device": "h200", "wait": 60, **options}, files=files).json()
+    there = {row["name"]: (row["kernel"] and row["kernel"].rpartition("/")[2], row["skipped"]) for row in job["layers"]}
+    assert (job["state"], there) == ("succeeded", here)
+    assert all(row["estimated_micros"] > 0 for row in job["layers"] if row["kernel"])
+    assert asked(model, example, **options) == [digests[name] for name in table.rows if name in digests]
+    shutil.rmtree(tmp_path)  # hundreds of megabytes
