@@ -15,7 +15,7 @@ import numpy as np
 
 from benchmarks import families_unrolled
 from benchmarks.families_cases import Case, draw, problem_of
-from lospmm.families import FAMILIES
+from lospmm.families import FAMILIES, ONE_COPY
 from lospmm.families.traits import traits_of
 from lospmm.problem.problem import Launch, Problem
 from lospmm.settings import settings
@@ -44,6 +44,7 @@ class Shortlist(NamedTuple):
     plans: int = PLANS
     far: float = FAR
     families: tuple[str, ...] = ()
+    memory: str = "fast"
 
     def takes(self, family: str) -> bool:
         return not self.families or family in self.families
@@ -81,7 +82,7 @@ def prepare(case: Case, shortlist: Shortlist, folder: Path) -> Prepared:
     problem = problem_of(case)
     chosen: dict[str, list[tuple[Any, float]]] = {}
     refused = {}
-    for name, family in FAMILIES.items():
+    for name, family in (FAMILIES if shortlist.memory == "fast" else ONE_COPY).items():
         why = family.refusal(problem)
         plans = [] if why else list(family.plans(problem))
         if not plans:

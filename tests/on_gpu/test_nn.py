@@ -336,3 +336,37 @@ def test_a_matrix_is_turned_over(perceptron: Model, shape: tuple[int, int], dtyp
     assert torch.equal(transpose.transposed(x[:, ::2]), x[:, ::2].t())
     shifted = torch.randn(x.numel() + 1, device="cuda").to(dtype)[1:].view(shape)  # not at a multiple of 16 bytes
     assert torch.equal(transpose.transposed(shifted), shifted.t())
+
+
+@torch.no_grad()
+def test_one_copy_of_the_weights_serves_every_call() -> None:
+    """Dense weights leave the GPU, and come back; the kernels run in a CUDA graph, and beside moves of the model."""
+    model = pruned(nn.Linear(1024, 2048), nn.GELU(), nn.Linear(2048, 1024)).half()
+    for layer in (model[0], model[2]):
+        layer.weight.mul_(torch.rand_like(layer.weight) < 0.5)
+    dense = copy.deepcopy(model)
+    weights = [layer.weight for layer in (model[0], model[2])]
+    weight_bytes = sum(weight.nbytes for weight in weights)
+    report = lospmm.nn.sparsify_(model, n=[1, 8, 512], memory="low", min_sparsity=0.4, device="auto")
+    assert report.sparse == ("0", "2") and {row.n for row in report.rows} == {1, 8, 512}, str(report)
+    for bucket in model[0].lospmm_state.tuned["weight"].buckets:
+        assert bucket.kernel.manifest["verified"]["on"] == "gpu"
+    assert {weight.device.type for weight in weights} == {"cpu"}
+    torch.cuda.empty_cache()
+    held = torch.cuda.memory_allocated()
+    for tokens in (1, 5, 8, 100, 512, 1300):
+        x = torch.randn(tokens, 1024, device="cuda", dtype=torch.float16)
+        assert error(model(x), double(dense, x)) < 3e-3, tokens
+    x, graph = torch.randn(1, 1024, device="cuda", dtype=torch.float16), torch.cuda.CUDAGraph()
+    model(x)
+    with torch.cuda.graph(graph):
+        y = model(x)
+    x.normal_()
+    graph.replay()
+    assert error(y, double(dense, x)) < 3e-3
+    model.to("cuda")
+    assert {weight.device.type for weight in weights} == {"cpu"} and not any(lospmm.nn.status(model).values())
+    assert all(torch.equal(value.cuda(), dense.state_dict()[name]) for name, value in model.state_dict().items())
+    lospmm.nn.restore_(model)
+    assert {weight.device.type for weight in weights} == {"cuda"}
+    assert torch.cuda.memory_allocated() >= held + weight_bytes - (1 << 20) and torch.equal(model(x), dense(x))
