@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 
-from benchmarks.decode import gains, groups
+from benchmarks.decode import SHAPES, gains, groups
 from benchmarks.families_table import best_sparse, dense_micros, mean
 from benchmarks.kernels_table import BASELINES, mean_ratio, measured_of
 from benchmarks.networks_report import speedup
@@ -81,6 +81,41 @@ def decode() -> str:
         lines.append((f"{n:,}", *cells, ", ".join(f"`{name}`" for name in names)))
     heads = ("N", *(f"{zeros:.0%} zeros" for zeros in sparsities(found)), "fastest families")
     return table(heads, lines)
+
+
+def one_copy() -> str:
+    """Layers of language models with one copy of A for every N: speedup over cuBLAS, and the bytes beside dense."""
+    found = records("decode_low")
+    lines, shares = [], []
+    for n in sorted({one["n"] for one in found}):
+        own = groups(found, n)
+        if all(len(some) == len(SHAPES) for some in own.values()):
+            lines.append((f"{n:,}", *(times(gains(some)) for some in own.values())))
+            shares = [mean([one["bytes"] / (2 * one["m"] * one["k"]) for one in some]) for some in own.values()]
+    lines.append(("size of A, dense: 1", *(f"{share:.2f}" for share in shares)))
+    return table(("N", *(f"{zeros:.0%} zeros" for zeros in sparsities(found))), lines) + _where(found)
+
+
+def batches() -> str:
+    """Whole networks by ``tune-model``: layers, kernels, seconds, and the layers' times."""
+    found = records("batches")
+    lines = [
+        (
+            one["network"],
+            *(str(one[name]) for name in ("layers", "kernels", "skipped")),
+            f"{one['seconds']:.0f} s",
+            *(f"{one[name] / 1e3:.2f} ms" for name in ("dense_micros", "chosen_micros")),
+        )
+        for one in found
+    ]
+    heads = ("network", "layers", "distinct", "skipped", "tuning", "cuBLAS", "chosen")
+    return table(heads, lines, right=6) + _where(found)
+
+
+def _where(found: Sequence[Record]) -> str:
+    """The GPU, driver and commits of some lines."""
+    places = {f"{one['machine']['title']}, driver {one['versions']['driver']}, {one['commit']}" for one in found}
+    return f"\n{'; '.join(sorted(places))}.\n"
 
 
 def prefill() -> str:
@@ -181,7 +216,9 @@ REGIONS: dict[str, Callable[[], str]] = {
     "kernels": kernels.short,
     "speedups by type": by_type,
     "decode": decode,
+    "one copy": one_copy,
     "prefill": prefill,
+    "batches": batches,
     "conditions": conditions,
     "tuning cost": results.tuning_cost,
 }
