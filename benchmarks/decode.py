@@ -1,13 +1,15 @@
 """Layers of language models, A from memory: the fastest kernel beside cuBLAS's fastest algorithm (docs/results.md).
 
     python -m benchmarks.decode [--n N]... [--sparsity SHARE]... [--dtype TYPE]... [--only TEXT] [--plans COUNT]
-                                [--memory fast|low] [--stop-after SECONDS] [--workers COUNT] [--commit TEXT] [--out DIR]
+                                [--memory fast|low] [--values TYPE] [--stop-after SECONDS] [--workers COUNT]
+                                [--commit TEXT] [--out DIR]
 
 Every family is built, checked and timed as by ``benchmarks.families``, in a CUDA graph whose copies of A, B and C are
 four times the L2 cache. A line of ``decode.jsonl`` has a problem's fastest kernel; of what the file has for this GPU
 nothing is timed again. ``of_roof`` is the time that the least bytes take at the published bandwidth, over the
 kernel's: 16 bits of each nonzero, a bit of each element of A, and B and C. ``bytes`` is the kernel's file, A in it.
-With ``--memory low``, ``decode_low.jsonl`` has kernels that read A alike at every N.
+With ``--memory low``, ``decode_low.jsonl`` has kernels that read A alike at every N, and with ``--values int8``,
+``decode_int8.jsonl`` kernels whose A has 8 bits a value.
 """
 
 import argparse
@@ -28,12 +30,11 @@ from lospmm.errors import BadRequest, GpuFault
 from lospmm.gpu.bench import Bench
 from lospmm.gpu.detect import detect_device
 from lospmm.problem.device import find_device
+from lospmm.problem.values import VALUE_TYPES
 
 SHAPES = ((4096, 4096), (11008, 4096), (4096, 11008), (8192, 8192), (28672, 8192))
 SPARSITIES = (0.5, 0.6, 0.7, 0.8)
 COLUMNS = (1, 8, 16, 32, 64, 2, 4, 128, 512, 4096)  # what is asked of first
-
-NAME, LOW_NAME = "decode.jsonl", "decode_low.jsonl"
 
 #: As in ``benchmarks.families``, but few forecasts here are wrong by so much.
 FAR = 2.0
@@ -132,13 +133,14 @@ def main() -> None:
     parser.add_argument("--only", default="", metavar="TEXT", help="problems whose name has it")
     parser.add_argument("--plans", type=int, default=3, metavar="COUNT", help="of each family")
     parser.add_argument("--memory", choices=("fast", "low"), default="fast")
+    parser.add_argument("--values", choices=("dtype", *VALUE_TYPES), default="dtype")
     parser.add_argument("--stop-after", type=float, default=float("inf"), metavar="SECONDS")
     parser.add_argument("--workers", type=int, default=min(8, len(os.sched_getaffinity(0))), metavar="COUNT")
     parser.add_argument("--commit", help="what is measured, where git cannot tell")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
     arguments = parser.parse_args()
-    is_low = arguments.memory == "low"
-    path = arguments.out / (LOW_NAME if is_low else NAME)
+    kind = [one for one in (arguments.memory, arguments.values) if one not in ("fast", "dtype")]
+    path = arguments.out / f"{'_'.join(['decode', *kind])}.jsonl"
     try:
         device, results = detect_device(), read_results(path)
         context = context_of(device, arguments.commit or commit_of(ROOT))
@@ -148,7 +150,7 @@ def main() -> None:
             for case in cases_of(device.name, *asked)
             if arguments.only in case.problem and key_of(case, context) not in results
         ]
-        shortlist = Shortlist(arguments.plans, FAR, memory=arguments.memory)
+        shortlist = Shortlist(arguments.plans, FAR, memory=arguments.memory, values=arguments.values)
         done = measure(
             cases,
             context,
@@ -163,7 +165,7 @@ def main() -> None:
         sys.exit(f"benchmarks.decode: {error}")
     found = list(results.values())
     print(summary(found))
-    if not is_low and (half := [one for one in found if one["dtype"] == "float16" and "micros" in one]):
+    if not kind and (half := [one for one in found if one["dtype"] == "float16" and "micros" in one]):
         plot(half, path.with_suffix(".png"))
     if done < len(cases):
         print(f"{len(cases) - done} problems are left: the same command goes on", file=sys.stderr)

@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
@@ -15,9 +15,11 @@ import numpy as np
 
 from benchmarks import families_unrolled
 from benchmarks.families_cases import Case, draw, problem_of
-from lospmm.families import FAMILIES, ONE_COPY
+from lospmm.families import FAMILIES, ONE_COPY, Family
+from lospmm.families.candidate import CODED_FAMILIES
 from lospmm.families.traits import traits_of
 from lospmm.problem.problem import Launch, Problem
+from lospmm.problem.values import VALUE_TYPES
 from lospmm.settings import settings
 from lospmm.store import Store
 from lospmm.toolchain.compile import compile_kernel
@@ -45,9 +47,18 @@ class Shortlist(NamedTuple):
     far: float = FAR
     families: tuple[str, ...] = ()
     memory: str = "fast"
+    values: str = "dtype"
 
     def takes(self, family: str) -> bool:
         return not self.families or family in self.families
+
+    def of(self, problem: Problem) -> tuple[Problem, Mapping[str, Family]]:
+        """The problem with these values, and the families that have them."""
+        rows = FAMILIES if self.memory == "fast" else ONE_COPY
+        if self.values == "dtype":
+            return problem, rows
+        coded = {name: family for name, family in rows.items() if name in CODED_FAMILIES}
+        return replace(problem, values=VALUE_TYPES[self.values]), coded
 
 
 class Kernel(NamedTuple):
@@ -79,10 +90,10 @@ class Prepared(NamedTuple):
 def prepare(case: Case, shortlist: Shortlist, folder: Path) -> Prepared:
     """The kernels of a problem, in files of ``folder``; in a builder."""
     started = time.monotonic()
-    problem = problem_of(case)
+    problem, families = shortlist.of(problem_of(case))
     chosen: dict[str, list[tuple[Any, float]]] = {}
     refused = {}
-    for name, family in (FAMILIES if shortlist.memory == "fast" else ONE_COPY).items():
+    for name, family in families.items():
         why = family.refusal(problem)
         plans = [] if why else list(family.plans(problem))
         if not plans:

@@ -28,6 +28,7 @@ from lospmm.problem.device import DeviceSpec
 from lospmm.problem.dtype import dtype_named
 from lospmm.problem.epilogue import Epilogue, epilogue_of
 from lospmm.problem.problem import Launch, Problem
+from lospmm.problem.values import VALUE_TYPES
 
 Found = TypeVar("Found")
 
@@ -110,8 +111,8 @@ class Artifact:
         Raises BadRequest if its matrix or bias is missing, or is not the kernel's.
         """
         manifest = self.manifest
-        dtype, sums = dtype_named(manifest["dtype"]), dtype_named(manifest["sums"])
-        return Problem(self.matrix(), manifest["n"], device, self.convolution, self.epilogue(), dtype, sums)
+        types = dtype_named(manifest["dtype"]), dtype_named(manifest["sums"]), VALUE_TYPES.get(manifest["weights"])
+        return Problem(self.matrix(), manifest["n"], device, self.convolution, self.epilogue(), *types)
 
     @property
     def launch(self) -> Launch:

@@ -212,6 +212,7 @@ class Manifest:
     plan: PlanSummary | None = None  # null of an unrolled kernel
     accuracy: Accuracy = ACCURACY["float32"]
     sums: str = "float32"  # what sums may be rounded to; ``accuracy`` says what this kernel rounds
+    weights: str = "dtype"  # what A is held in; ``values`` says whether they were stored
     cubin_family: str = "unrolled"  # that of the kernel in the cubin: another than ``family`` where that is "dense"
     dense: DenseSummary | None = None  # null of any other family
 
@@ -269,6 +270,7 @@ def parse(content: bytes, where: str) -> dict[str, Any]:
     manifest["search"].setdefault("memory", "fast")
     manifest.setdefault("accuracy", asdict(ACCURACY["float32"]))  # ... and other types
     manifest.setdefault("sums", "float32")
+    manifest.setdefault("weights", "dtype")
     if manifest.setdefault("measured", None) is not None:
         for name in ("cublas_fp16_micros", "cublas_bf16_micros"):
             manifest["measured"].setdefault(name, None)

@@ -75,6 +75,9 @@ CacheOption = Annotated[
 MemoryOption = Annotated[
     str, typer.Option("--memory", help="low: kernels of every N read one copy of A (lospmm join); fast: the fastest.")
 ]
+ValuesOption = Annotated[
+    str, typer.Option("--values", help="What A is held in: dtype, or int8 or fp8_e4m3 with a scale for each row.")
+]
 DtypeOption = Annotated[str, typer.Option("--dtype", help="Type of B and C: float32, tf32, float16 or bfloat16.")]
 SumsOption = Annotated[
     str, typer.Option("--sums", help="What sums may be rounded to: float32, or the 16-bit type of --dtype.")

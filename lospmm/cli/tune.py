@@ -34,6 +34,7 @@ from lospmm.cli.options import (
     TensorOption,
     TransposeOption,
     TrialsOption,
+    ValuesOption,
     VerifyOption,
     chosen_server,
     options_for,
@@ -73,6 +74,7 @@ def tune(
     families: FamiliesOption = "all",
     cache: CacheOption = "cold",
     memory: MemoryOption = "fast",
+    values: ValuesOption = "dtype",
     transpose: TransposeOption = False,
     tensor: TensorOption = None,
     seed: SeedOption = 0,
@@ -96,6 +98,7 @@ def tune(
         budget_seconds=budget,
         cache=cache,
         memory=memory,
+        values=values,
     )
     convolution = None if conv is None else parse_convolution(conv)
     numbers = None if bias is None else readers.read_bias(bias)

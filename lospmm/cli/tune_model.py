@@ -35,6 +35,7 @@ from lospmm.cli.options import (
     SumsOption,
     TransposeOption,
     TrialsOption,
+    ValuesOption,
     VerifyOption,
     chosen_server,
     options_for,
@@ -80,6 +81,7 @@ def tune_model(
     families: FamiliesOption = "all",
     cache: CacheOption = "cold",
     memory: MemoryOption = "fast",
+    values: ValuesOption = "dtype",
     seed: SeedOption = 0,
     server: ServerOption = None,
     key: KeyOption = None,
@@ -104,6 +106,7 @@ def tune_model(
         budget_seconds=budget,
         cache=cache,
         memory=memory,
+        values=values,
     )
     own = {"n": n, "conv": conv, "transpose": transpose, "bias": biases, "relu": relu, "residual": residual}
     table = _table(layers, own)

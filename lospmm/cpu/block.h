@@ -267,6 +267,25 @@ static inline void lospmm_expand(unsigned (&words)[4], unsigned address, unsigne
   }
 }
 
+static inline void lospmm_expand_codes(unsigned (&words)[4], unsigned address, unsigned bits, unsigned zero) {
+  for (int at = 0; at < 4; ++at) {
+    words[at] = zero;
+    if (bits >> at & 1) std::memcpy(&words[at], lospmm_shared + address, 2), words[at] &= 0xFFFF, address += 2;
+  }
+}
+static inline unsigned lospmm_halves_of_int8(unsigned codes) {
+  const auto half = [](unsigned code) { return lospmm_half_of_float(static_cast<float>(code) - 128); };
+  return half(codes & 0xFF) | static_cast<unsigned>(half(codes >> 8 & 0xFF)) << 16;
+}
+static inline unsigned lospmm_halves_of_fp8(unsigned codes) {
+  const auto half = [](unsigned code) {
+    const int exponent = code >> 3 & 15, fraction = code & 7;
+    const float magnitude = exponent ? __builtin_ldexpf(8.0f + fraction, exponent - 10) : __builtin_ldexpf(fraction, -9);
+    return lospmm_half_of_float(code & 128 ? -magnitude : magnitude);
+  };
+  return half(codes & 0xFF) | static_cast<unsigned>(half(codes >> 8 & 0xFF)) << 16;
+}
+
 template <int bytes>
 static inline void lospmm_copy(void *shared, const void *global, bool is_there) {
   static_assert(bytes == 4 || bytes == 8 || bytes == 16);

@@ -9,6 +9,7 @@ from lospmm.matrix.csr import SparseMatrix
 from lospmm.problem.accuracy import SMALLEST_NORMAL, Tolerance, off_by, tolerance_of, weights_held_to
 from lospmm.problem.dtype import FLOAT32, Dtype
 from lospmm.problem.epilogue import PLAIN, Epilogue, bias_of
+from lospmm.problem.values import ValueType
 
 #: Rows that a message names.
 NAMED_ROWS = 20
@@ -24,6 +25,7 @@ def compare(
     residual: NDArray[np.float32] | None = None,
     dtype: Dtype = FLOAT32,
     tolerance: Tolerance | None = None,
+    values: ValueType | None = None,
 ) -> float:
     """Return the greatest error of ``c`` (m, columns) as A x ``b``, relative to |A| |B|.
 
@@ -38,7 +40,7 @@ def compare(
         more = f" and {len(unwritten) - NAMED_ROWS} more" if len(unwritten) > NAMED_ROWS else ""
         raise VerificationFailed(f"rows never written: {describe_rows(unwritten[:NAMED_ROWS].tolist())}{more}")
     a, exact_b = matrix.to_scipy().astype(np.float64), b.astype(np.float64)
-    a.data = weights_held_to(dtype, matrix.data).astype(np.float64)
+    a.data = weights_held_to(dtype, matrix, values).astype(np.float64)
     expected, scale, squares = a @ exact_b, abs(a) @ abs(exact_b), a.power(2) @ exact_b**2
     added = np.zeros(c.shape) if residual is None else residual.astype(np.float64)
     for term in (added, bias_of(epilogue, np.arange(matrix.m)).astype(np.float64)[:, np.newaxis]):

@@ -139,4 +139,5 @@ def _compared(
         residual=residual,
         dtype=problem.dtype,
         tolerance=tolerance,
+        values=problem.values,
     )

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from lospmm.families import bitmap_wide
 from lospmm.families.bitmap_wide import WideBitmap
+from lospmm.families.coded import coded_refusal, settings_of
 from lospmm.families.lists import MAX_GRID_SIDE, WARP
 from lospmm.families.packed import PLACES, PackedKernel, pack, source_of_template
 from lospmm.families.pieces import (
@@ -28,6 +29,7 @@ from lospmm.families.pieces import (
 )
 from lospmm.families.traffic import LAUNCH_MICROS
 from lospmm.problem.problem import Launch, Problem, ceil_div
+from lospmm.problem.values import pair_bytes
 
 SHAPES = tuple(PieceShape(tiles, depth) for tiles, depth in product((1, 2, 4), (64, 128)) if tiles * depth >= 2 * UNIT)
 ROWS = (1, 2, 4)
@@ -95,6 +97,8 @@ def refusal(problem: Problem) -> str | None:
         return f"needs a 16-bit dtype, not {problem.dtype.name}"
     if problem.device.arch_number < 80:
         return f"needs tensor cores of sm_80 or later, not {problem.device.arch}"
+    if (why := coded_refusal(problem)) is not None:
+        return why
     if problem.matrix.m * problem.matrix.k > MAX_CELLS:
         return f"m x k is over {MAX_CELLS:,}"
     return bitmap_wide.refusal(problem) if problem.n > MAX_COLUMNS else None
@@ -125,7 +129,7 @@ def _plans(problem: Problem, shapes: Sequence[PieceShape] = SHAPES) -> list[Bitm
     tall = ceil_div(matrix.m, TILE_ROWS)
     cols = next(cols for cols in COLS if cols >= problem.n)
     held = counts(matrix)
-    largest = {(shape.tiles, shape.depth): piece_bytes(held, shape) for shape in shapes}
+    largest = {(shape.tiles, shape.depth): piece_bytes(held, shape, values=problem.values) for shape in shapes}
     return [
         plan
         for (tiles, depth), rows, parts, cluster, stages in product(largest, ROWS, PARTS, clusters, STAGES)
@@ -227,7 +231,7 @@ def _forecast(problem: Problem, plans: Sequence[BitmapPlan]) -> NDArray[np.float
     """Predict microseconds of each plan on the busiest SM: reading A, rereading B, making fragments."""
     held, shapes = counts(problem.matrix), {plan.shape for plan in plans}
     shares = {shape: share_of_pairs(problem.matrix, shape) if shape.is_paired else 1.0 for shape in shapes}
-    largest = {shape: piece_bytes(held, shape, share) for shape, share in shares.items()}
+    largest = {shape: piece_bytes(held, shape, share, values=problem.values) for shape, share in shares.items()}
     pairs = {shape: share * int(held.sum()) for shape, share in shares.items()}
     return np.array([_micros(problem, plan, largest[plan.shape], pairs[plan.shape]) for plan in plans])
 
@@ -238,7 +242,9 @@ def _micros(problem: Problem, plan: BitmapPlan, largest_piece: int, pairs: float
     blocks = across * plan.cluster * tall
     pieces = ceil_div(matrix.k, plan.depth)
     cells = tall * plan.block_rows * pieces * plan.depth
-    a_bytes = pairs * 4 + cells / 16 + (cells / (2 * plan.shape.rows) if plan.shape.is_paired else 0)
+    a_bytes = (
+        pairs * pair_bytes(problem.values) + cells / 16 + (cells / (2 * plan.shape.rows) if plan.shape.is_paired else 0)
+    )
     b_bytes = tall * plan.rows * pieces * plan.depth * min(n, plan.cols) * 2
     shared = shared_bytes(plan, problem, largest_piece) + device.reserved_shared_bytes
     registers = registers_allowed(plan, problem) * WARP * plan.warps
@@ -276,12 +282,14 @@ def _packed(problem: Problem, plan: BitmapPlan) -> PackedKernel:
     if plan.shared:
         data, largest = bitmap_wide.data_of(problem)
     else:
-        pieces = laid_out(matrix, dtype, plan.shape, plan.block_rows, walkers)
-        data, largest = pack((matrix.m,), pieces.arrays, epilogue=epilogue), pieces.largest
+        pieces = laid_out(matrix, dtype, plan.shape, plan.block_rows, walkers, problem.values)
+        scales = None if problem.values is None else problem.values.scales(matrix)
+        data, largest = pack((matrix.m,), pieces.arrays, epilogue=epilogue, scales=scales), pieces.largest
     entry = f"lospmm_bitmap_n{problem.n}"
     settings: dict[str, int | str] = {
         "ENTRY": entry,
         "K": matrix.k,
+        **settings_of(problem.values),
         "N": problem.n,
         "TILES": plan.tiles,
         "DEPTH": plan.depth,

@@ -12,6 +12,7 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
+from lospmm.families.coded import settings_of
 from lospmm.families.lists import MAX_GRID_SIDE
 from lospmm.families.packed import PLACES, PackedKernel, pack, source_of_template
 from lospmm.families.pieces import (
@@ -26,6 +27,7 @@ from lospmm.families.pieces import (
 from lospmm.families.row_block import ROWS, registers_of, threads_of
 from lospmm.families.warpgroups import ARCH
 from lospmm.problem.problem import Launch, Problem, ceil_div
+from lospmm.problem.values import pair_bytes
 
 GROUPS = (1, 2)
 COLS = (64, 128, 192, 256)
@@ -98,7 +100,7 @@ def refusal(problem: Problem) -> str | None:
 def plans(problem: Problem) -> list[WideBitmap]:
     """Return the plans that fit an SM and whose blocks are more than half full."""
     m, n, pieces = problem.matrix.m, problem.n, ceil_div(problem.matrix.k, SHAPE.depth)
-    largest = piece_bytes(counts(problem.matrix), SHAPE)
+    largest = piece_bytes(counts(problem.matrix), SHAPE, values=problem.values)
     listed = (WideBitmap(*axes) for axes in product(GROUPS, COLS, CLUSTERS))
     return [
         plan
@@ -145,7 +147,7 @@ def forecast(problem: Problem, plans: Sequence[WideBitmap]) -> NDArray[np.float6
 def _micros(problem: Problem, plan: WideBitmap, pairs: int) -> float:
     device, matrix = problem.device, problem.matrix
     pieces = ceil_div(matrix.k, SHAPE.depth)
-    bytes_of_a = 4 * pairs + matrix.m * matrix.k / 16
+    bytes_of_a = pair_bytes(problem.values) * pairs + matrix.m * matrix.k / 16
     cells = matrix.m * matrix.k
     own = bytes_of_a / cells * plan.rows * CHUNK
     chunks = ceil_div(pieces, plan.cluster) * SHAPE.depth // CHUNK
@@ -169,9 +171,11 @@ def firsts_of(problem: Problem) -> int:
 def data_of(problem: Problem) -> tuple[bytes, int]:
     """Return the data that kernels of every N read, and the bytes of the largest piece."""
     matrix = problem.matrix
-    pieces = laid_out(matrix, problem.dtype, SHAPE, SHARED_ROWS, firsts_of(problem))
+    pieces = laid_out(matrix, problem.dtype, SHAPE, SHARED_ROWS, firsts_of(problem), problem.values)
     maps = np.zeros(_MOST_SMS * _MAP_BYTES if problem.device.arch_number == ARCH else 0, dtype=np.uint8)
-    return pack((matrix.m, matrix.k), (*pieces.arrays, maps), epilogue=problem.epilogue), pieces.largest
+    scales = None if problem.values is None else problem.values.scales(matrix)
+    arrays = (*pieces.arrays, maps)
+    return pack((matrix.m, matrix.k), arrays, epilogue=problem.epilogue, scales=scales), pieces.largest
 
 
 def pack_plan(problem: Problem, plan: WideBitmap) -> PackedKernel:
@@ -183,6 +187,7 @@ def pack_plan(problem: Problem, plan: WideBitmap) -> PackedKernel:
     settings: dict[str, int | str] = {
         "ENTRY": entry,
         "N": problem.n,
+        **settings_of(problem.values),
         "TILES": SHAPE.tiles,
         "DEPTH": SHAPE.depth,
         "PAIRED": int(SHAPE.is_paired),

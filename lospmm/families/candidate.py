@@ -12,8 +12,8 @@ UNROLLED = "unrolled"
 #: Families that read A as data, in the order in which reports list them; ``families.FAMILIES`` has a row for each.
 TEMPLATE_FAMILIES = ("csr", "group_coo", "block_group_coo", "hyb", "spmv", "bitmap", "tensor_core")
 
-#: Those with kernels that read A alike at every N; ``families.ONE_COPY`` has a row for each.
-ONE_COPY_FAMILIES = ("bitmap",)
+#: Those with kernels that read A alike at every N (``families.ONE_COPY``), and those with values of 8 bits.
+ONE_COPY_FAMILIES, CODED_FAMILIES = ("bitmap",), ("spmv", "bitmap")
 
 
 @dataclass(frozen=True, slots=True)

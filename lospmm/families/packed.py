@@ -28,7 +28,7 @@ TEMPLATES = Path(__file__).parent / "templates"
 #: Alignment of the data and of each array in them, in bytes: enough for any vector load and for a bulk copy.
 DATA_ALIGNMENT_BYTES = 256
 
-#: Numbers, and arrays, that the data may hold; the last array is the bias.
+#: Numbers, and arrays, that the data may hold; the last arrays are the scales of rows and the bias.
 PLACES = 16
 
 
@@ -102,10 +102,21 @@ def joined_source(kernels: Sequence[tuple[str, str, int]]) -> str:
     return "".join(parts)
 
 
-def pack(numbers: Sequence[int], arrays: Sequence[NDArray[Any]], *, epilogue: Epilogue) -> bytes:
-    """Return a kernel's data: what ``lospmm_number(i)`` and ``lospmm_array<T>(i)`` read, and the bias."""
-    assert len(numbers) <= PLACES and len(arrays) < PLACES, "places for the numbers and arrays"
+def pack(
+    numbers: Sequence[int],
+    arrays: Sequence[NDArray[Any]],
+    *,
+    epilogue: Epilogue,
+    scales: NDArray[np.float32] | None = None,
+) -> bytes:
+    """Return a kernel's data: what ``lospmm_number(i)`` and ``lospmm_array<T>(i)`` read, the scales and the bias.
+
+    ``scales`` (m,) multiply the rows of A.
+    """
+    assert len(numbers) <= PLACES and len(arrays) < PLACES - 1, "places for the numbers and arrays"
     held = dict(enumerate(arrays))
+    if scales is not None:
+        held[PLACES - 2] = scales
     if epilogue.bias is not None:
         held[PLACES - 1] = np.array(epilogue.bias, dtype=np.float32)
     words = np.zeros(2 * PLACES, dtype="<i8")

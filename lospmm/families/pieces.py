@@ -1,8 +1,9 @@
 """A as bits and values: the format that kernels with few columns of B and with many of them read (``bitmap``).
 
-A piece has ``tiles`` x 16 rows and ``depth`` columns. Two elements beside each other take a bit, and 32 more where one
-is not 0: 1.56 bytes an element at 50 % zeros, where csr takes 2, as the dense A does. Columns may be paired so that
-fewer are: 1.41 bytes. docs/decisions/0024 explains the layout.
+A piece has ``tiles`` x 16 rows and ``depth`` columns. Two elements beside each other take a bit, and two values more
+where one is not 0: with 16 bits each, 1.56 bytes an element at 50 % zeros, where csr takes 2, as the dense A does.
+Columns may be paired so that fewer are: 1.41 bytes. Values may be codes of 8 bits (``problem.values``).
+docs/decisions/0024 explains the layout.
 """
 
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from lospmm.matrix.csr import SparseMatrix
 from lospmm.problem.dtype import Dtype
 from lospmm.problem.problem import ceil_div
+from lospmm.problem.values import ValueType, pair_bytes
 
 #: Rows of the long side of a product; columns of A that a warp multiplies before it looks on; and of a product.
 TILE_ROWS, UNIT, STEP = 16, 64, 16
@@ -65,14 +67,16 @@ def counts(matrix: SparseMatrix) -> NDArray[np.int32]:
     return found
 
 
-def piece_bytes(counts: NDArray[np.int32], shape: PieceShape, share: float = 1.0) -> int:
+def piece_bytes(
+    counts: NDArray[np.int32], shape: PieceShape, share: float = 1.0, *, values: ValueType | None = None
+) -> int:
     """Return the bytes of the largest piece.
 
     ``share`` is that of the pairs of A that are left in the order of ``odd_columns``, which adds none.
     """
     held = _padded(_padded(counts, shape.tiles).T, shape.depth // UNIT)  # (units, tiles)
     of_pieces = held.reshape(len(held) * UNIT // shape.depth, shape.depth // UNIT, -1, shape.tiles).sum(axis=(1, 3))
-    largest = shape.rows * shape.depth // 16 + shape.depth // 2 + 4 * int(share * of_pieces.max())
+    largest = shape.rows * shape.depth // 16 + shape.depth // 2 + pair_bytes(values) * int(share * of_pieces.max())
     return ceil_div(largest, PIECE_UNIT_BYTES) * PIECE_UNIT_BYTES
 
 
@@ -81,22 +85,32 @@ def _padded(array: NDArray[Any], multiple: int) -> NDArray[Any]:
     return np.concatenate([array, np.zeros((missing, *array.shape[1:]), array.dtype)]) if missing else array
 
 
+@lru_cache(maxsize=2)
+def _stored(matrix: SparseMatrix, dtype: Dtype, values: ValueType | None) -> NDArray[Any]:
+    """Return each nonzero as it is stored, exclusive or with what 0 is stored as."""
+    if values is not None:
+        return values.codes(matrix) ^ np.uint8(values.zero)
+    stored: NDArray[np.uint16] = dtype.to_storage(dtype.rounded(matrix.data)).view(np.uint16)
+    return np.where(stored == 0x8000, np.uint16(0), stored)
+
+
 def pack_pieces(
-    matrix: SparseMatrix, dtype: Dtype, shape: PieceShape, multiple: int
+    matrix: SparseMatrix, dtype: Dtype, shape: PieceShape, multiple: int, values: ValueType | None = None
 ) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
     """Return the start of each piece in units of 16 bytes, and the pieces: bits of the rows, places of columns, values.
 
-    Pieces are in the order of rows and then columns. A bit is that of two columns; a word has four bits of eight
-    lanes each, a lane's part of a product: rows r and r + 8 of lane 4 r + t, columns 2 t and 2 t + 8, two of each.
+    ``values`` are what A is held in; None: the ``dtype``. Pieces are in the order of rows and then columns. A bit is
+    that of two columns; a word has four bits of eight lanes each, a lane's part of a product: rows r and r + 8 of lane
+    4 r + t, columns 2 t and 2 t + 8, two of each.
     If paired, a byte for each odd column says which column of the piece is there. Behind A are rows of zeros, up to a
     multiple of ``multiple`` rows.
     """
     pieces, tall = ceil_div(matrix.k, shape.depth), ceil_div(matrix.m, multiple) * multiple
     order = odd_columns(matrix, shape) if shape.is_paired else None
+    stored, zeros = _stored(matrix, dtype, values), 0 if values is None else values.zero * 0x101
     parts, sizes = [], []
     for row, rows in _batches(tall, pieces, shape):
-        values = dtype.to_storage(dtype.rounded(matrix.data[_nonzeros(matrix, row, rows)])).view(np.uint16)
-        cells = _cells(matrix, row, rows, values * (values != 0x8000), shape)
+        cells = _cells(matrix, row, rows, stored[_nonzeros(matrix, row, rows)], shape)
         heads: tuple[NDArray[np.uint32], ...] = ()
         if order is not None:
             first = row // shape.rows
@@ -108,13 +122,14 @@ def pack_pieces(
         pairs = _in_order(cells, shape)
         held = pairs != 0
         head = np.concatenate([np.packbits(held, axis=1, bitorder="little").view("<u4"), *heads], axis=1)
-        lengths = held.sum(axis=1)
-        words = -(-(head.shape[1] + lengths) // 4) * 4
+        lengths, of_word = held.sum(axis=1), 4 // pairs.itemsize
+        words = -(-(head.shape[1] * of_word + lengths) // (4 * of_word)) * 4
         begins = np.cumsum(words) - words
         found = np.zeros(int(words.sum()), dtype=np.uint32)
         found[begins[:, np.newaxis] + np.arange(head.shape[1])] = head
         within = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        found[np.repeat(begins + head.shape[1], lengths) + within] = pairs[held]
+        at = np.repeat((begins + head.shape[1]) * of_word, lengths) + within
+        found.view(pairs.dtype)[at] = pairs[held] ^ pairs.dtype.type(zeros)
         parts.append(found)
         sizes.append(words // 4)
     starts = np.zeros(tall // shape.rows * pieces + 1, dtype=np.uint32)
@@ -130,14 +145,21 @@ class Pieces:
     largest: int
 
 
-def laid_out(matrix: SparseMatrix, dtype: Dtype, shape: PieceShape, multiple: int, firsts: int) -> Pieces:
+def laid_out(
+    matrix: SparseMatrix,
+    dtype: Dtype,
+    shape: PieceShape,
+    multiple: int,
+    firsts: int,
+    values: ValueType | None = None,
+) -> Pieces:
     """Return the pieces with the first ``firsts`` of each row of tiles at known places, ``largest`` bytes each.
 
     A first piece has no bytes among the others, whose starts are in units of 16 bytes. ``multiple`` as in
     ``pack_pieces``.
     """
     pieces = ceil_div(matrix.k, shape.depth)
-    starts, data = pack_pieces(matrix, dtype, shape, multiple)
+    starts, data = pack_pieces(matrix, dtype, shape, multiple, values)
     largest = ceil_div(16 * int(np.diff(starts.astype(np.int64)).max()), PIECE_UNIT_BYTES) * PIECE_UNIT_BYTES
     of_rows = starts.astype(np.int64)[:-1].reshape(-1, pieces) * 4
     bounds = np.column_stack([of_rows, np.append(of_rows[1:, 0], len(data))])  # in words
@@ -153,11 +175,11 @@ def laid_out(matrix: SparseMatrix, dtype: Dtype, shape: PieceShape, multiple: in
     return Pieces((first, np.append(0, np.cumsum(sizes)).astype(np.uint32), np.concatenate(others)), largest)
 
 
-def _in_order(cells: NDArray[np.uint16], shape: PieceShape) -> NDArray[np.uint32]:
+def _in_order(cells: NDArray[Any], shape: PieceShape) -> NDArray[Any]:
     """Return two values a number, in the order of ``pack_pieces``; each line is a piece."""
     # (group, tile, half of the rows, row, piece, unit, step, half of the columns, lane of four)
     sides = (-1, shape.tiles, 2, 8, cells.shape[2], shape.depth // UNIT, UNIT // STEP, 2, 4)
-    in_order = cells.view("<u4").reshape(sides).transpose(0, 4, 5, 1, 6, 3, 8, 7, 2)
+    in_order = cells.view(f"<u{2 * cells.itemsize}").reshape(sides).transpose(0, 4, 5, 1, 6, 3, 8, 7, 2)
     return in_order.reshape(-1, shape.rows * shape.depth // 2)
 
 

@@ -1,8 +1,9 @@
 """Family of one column of B: a byte for each nonzero's column, and B in shared memory.
 
 A language model that decodes a token multiplies by one column, and is bound by reading A. A nonzero takes 16 bits and 8
-for its column, 3.1 bytes with padding, where ``csr`` takes 4. A row is cut into steps of 32 nonzeros, one a lane;
-``templates/spmv.cu`` explains their layout. The warps of a block share its steps evenly, whatever the rows' lengths.
+for its column, 3.1 bytes with padding, where ``csr`` takes 4; 2.1 with values of 8 bits. A row is cut into steps of 32
+nonzeros, one a lane; ``templates/spmv.cu`` explains their layout. The warps of a block share its steps evenly, whatever
+the rows' lengths.
 """
 
 from collections.abc import Sequence
@@ -15,11 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lospmm.errors import Unsupported
+from lospmm.families.coded import coded_refusal, settings_of
 from lospmm.families.lists import WARP
 from lospmm.families.packed import DATA_ALIGNMENT_BYTES, PLACES, PackedKernel, pack, source_of_template
 from lospmm.families.traffic import LAUNCH_MICROS
 from lospmm.matrix.csr import SparseMatrix
 from lospmm.problem.problem import Launch, Problem, ceil_div
+from lospmm.problem.values import ValueType
 
 #: Steps of a unit; columns that a byte reaches from a multiple of FIRST; and bits of a multiple of it.
 UNIT_STEPS, FIRST, REACH = 8, 4, 256
@@ -35,10 +38,13 @@ MOST_PADDING = 4
 #: The most columns of A: multiples of FIRST in 15 bits, and one beyond the last for rows without nonzeros.
 MAX_COLUMNS = FIRST * ROW_ENDS - CHUNK
 
-#: A unit: of each lane and step a value and a distance, and of each step its first column.
-UNIT = np.dtype(
-    [("values", "<u2", (WARP, UNIT_STEPS)), ("distances", "u1", (WARP, UNIT_STEPS)), ("firsts", "<u2", UNIT_STEPS)]
-)
+
+def unit_of(values: ValueType | None) -> np.dtype[np.void]:
+    """Return a unit: of each lane and step a value and a distance, and of each step its first column."""
+    sides = (WARP, UNIT_STEPS)
+    value = "<u2" if values is None else "u1"
+    return np.dtype([("values", value, sides), ("distances", "u1", sides), ("firsts", "<u2", UNIT_STEPS)])
+
 
 #: Where a warp begins: ``Place`` of the template.
 PLACE = np.dtype(
@@ -79,6 +85,8 @@ def refusal(problem: Problem) -> str | None:
         return f"needs sm_80 or later, not {problem.device.arch}"
     if problem.n != 1:
         return "more than one column of B"
+    if (why := coded_refusal(problem)) is not None:
+        return why
     if problem.matrix.k > MAX_COLUMNS:
         return f"more than {MAX_COLUMNS:,} columns of A"
     return None
@@ -164,8 +172,9 @@ def forecast(problem: Problem, plans: Sequence[SpmvPlan]) -> NDArray[np.float64]
     density = matrix.nnz / max(1, matrix.m * matrix.k)
     of_step = min(WARP, max(1.0, density * (REACH - FIRST)))  # nonzeros
     steps = float(np.maximum(1, np.ceil(matrix.row_nnz / of_step)).sum())
-    seconds = steps / UNIT_STEPS * UNIT.itemsize / (SHARE_OF_BANDWIDTH * device.memory_bandwidth)
-    flying = np.array([_grid(plan, problem) / device.sms * plan.warps * UNIT.itemsize for plan in plans])
+    unit_bytes = unit_of(problem.values).itemsize
+    seconds = steps / UNIT_STEPS * unit_bytes / (SHARE_OF_BANDWIDTH * device.memory_bandwidth)
+    flying = np.array([_grid(plan, problem) / device.sms * plan.warps * unit_bytes for plan in plans])
     return LAUNCH_MICROS + START_MICROS + 1e6 * seconds * np.maximum(1.0, FLYING_BYTES / flying)
 
 
@@ -173,7 +182,9 @@ def pack_plan(problem: Problem, plan: SpmvPlan) -> PackedKernel:
     """Return the kernel of a plan."""
     epilogue, dtype = problem.epilogue, problem.dtype
     places, units = arrays_of(problem, plan)
-    settings = {
+    scales = None if problem.values is None else problem.values.scales(problem.matrix)
+    settings: dict[str, int | str] = {
+        **settings_of(problem.values),
         "WARPS": plan.warps,
         "UNITS": units.shape[1],
         "K": problem.matrix.k,
@@ -184,7 +195,7 @@ def pack_plan(problem: Problem, plan: SpmvPlan) -> PackedKernel:
     return PackedKernel(
         entry="lospmm_spmv",
         source=source_of_template("spmv", settings, dtype=dtype, epilogue=epilogue),
-        data=pack((problem.matrix.m,), (places, units), epilogue=epilogue),
+        data=pack((problem.matrix.m,), (places, units), epilogue=epilogue, scales=scales),
         launch=Launch((1, _grid(plan, problem), 1), WARP * plan.warps, shared_bytes(plan, problem)),
         registers=registers_allowed(plan, problem),
         cols=1,
@@ -229,8 +240,10 @@ def bounds_of(problem: Problem, plan: SpmvPlan) -> NDArray[np.int64]:
 
 def _units(problem: Problem, steps: Steps, at: NDArray[np.int64], units: int) -> NDArray[np.void]:
     """Return ``units`` units, (units,), with the steps of A at the places ``at``."""
-    matrix, dtype = problem.matrix, problem.dtype
-    found = np.zeros(units, dtype=UNIT)
+    matrix, dtype, values = problem.matrix, problem.dtype, problem.values
+    found = np.zeros(units, dtype=unit_of(values))
+    if values is not None:
+        found["values"] = values.zero
     lengths = np.diff(steps.first)
     (filled,) = np.nonzero(lengths)
     column = np.full(len(lengths), ceil_div(matrix.k, CHUNK) * CHUNK)
@@ -241,6 +254,7 @@ def _units(problem: Problem, steps: Steps, at: NDArray[np.int64], units: int) ->
     found["distances"][unit, :, step] = (column % FIRST)[:, np.newaxis]
     lane = np.arange(matrix.nnz) - np.repeat(steps.first[:-1], lengths)
     unit, step = np.repeat(unit, lengths), np.repeat(step, lengths)
-    found["values"][unit, lane, step] = dtype.to_storage(dtype.rounded(matrix.data)).view(np.uint16)
+    stored = dtype.to_storage(dtype.rounded(matrix.data)).view(np.uint16) if values is None else values.codes(matrix)
+    found["values"][unit, lane, step] = stored
     found["distances"][unit, lane, step] = matrix.indices - np.repeat(column // FIRST * FIRST, lengths)
     return found

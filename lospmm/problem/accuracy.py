@@ -23,7 +23,9 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
+from lospmm.matrix.csr import SparseMatrix
 from lospmm.problem.dtype import Dtype
+from lospmm.problem.values import ValueType
 
 #: Far above the rounding of any sum in float32, far below the effect of a wrong weight or a missing term.
 SUM_ROUNDING = 1e-5
@@ -130,17 +132,22 @@ def tolerance_of(dtype: Dtype, rounded_sums: int = 0) -> Tolerance:
     return replace(plain, factor_rounding=of_sums, deviations=DEVIATIONS / math.sqrt(rounded_sums))
 
 
-def accuracy_of(dtype: Dtype, rounded_sums: int = 0) -> Accuracy:
+def accuracy_of(dtype: Dtype, rounded_sums: int = 0, values: ValueType | None = None) -> Accuracy:
     """Return the error bound of kernels of ``dtype`` whose sums may round to it after each multiply-add.
 
     A sum has up to ``rounded_sums`` of these roundings, the last of which is that of C; 0: sums are float32.
+    ``values`` are what A is held in.
     """
     accuracy = ACCURACY[dtype.name]
+    if values is not None:
+        accuracy = replace(accuracy, a_rounding=values.rounding, a_floor=values.floor)
     if not rounded_sums:
         return accuracy
     return replace(accuracy, sum_rounding=math.expm1(rounded_sums * math.log1p(accuracy.unit_roundoff)), c_rounding=0.0)
 
 
-def weights_held_to(dtype: Dtype, weights: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return the weights of the reference: rounded to the type if it has 16 bits, else as given."""
-    return dtype.rounded(weights) if dtype.is_16_bit else weights
+def weights_held_to(dtype: Dtype, matrix: SparseMatrix, values: ValueType | None = None) -> NDArray[np.float32]:
+    """Return the weights of the reference: as ``values`` hold them, rounded to a type of 16 bits, or as given."""
+    if values is not None:
+        return values.held(matrix)
+    return dtype.rounded(matrix.data) if dtype.is_16_bit else matrix.data

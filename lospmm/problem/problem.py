@@ -15,6 +15,7 @@ from lospmm.problem.convolution import MAX_IMAGE_ELEMENTS, Convolution
 from lospmm.problem.device import DeviceSpec
 from lospmm.problem.dtype import FLOAT32, Dtype, check_sums
 from lospmm.problem.epilogue import PLAIN, Epilogue, check_rows
+from lospmm.problem.values import ValueType
 
 #: Kernels count columns, and the bytes of one row of B, in 32 bits.
 MAX_COLUMNS = 2**30 - 1
@@ -49,6 +50,7 @@ class Problem:
     epilogue: Epilogue = PLAIN
     dtype: Dtype = FLOAT32
     sums: Dtype = FLOAT32  # what sums may be rounded to: float32, or a 16-bit ``dtype``
+    values: ValueType | None = None  # what A is held in; None: the ``dtype``
 
     def __post_init__(self) -> None:
         check_columns(self.n)
@@ -97,6 +99,7 @@ def layer_fields(problem: Problem) -> dict[str, Any]:
         | ({} if epilogue.is_plain else {"epilogue": asdict(epilogue)})
         | ({} if problem.dtype == FLOAT32 else {"dtype": problem.dtype.name})
         | ({} if problem.sums == FLOAT32 else {"sums": problem.sums.name})
+        | ({} if problem.values is None else {"values": problem.values.name})
     )
 
 

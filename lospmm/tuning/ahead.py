@@ -14,7 +14,7 @@ from lospmm.tuning.session import Session
 
 def tuning_of(problem: Problem, options: Options) -> Hashable:
     """Return a key that identifies a tuning in this process."""
-    layer = problem.convolution, problem.epilogue, problem.dtype, problem.sums
+    layer = problem.convolution, problem.epilogue, problem.dtype, problem.sums, problem.values
     return problem.matrix.fingerprint, problem.n, problem.device, layer, options
 
 

@@ -10,10 +10,11 @@ from typing import Any
 
 from lospmm.codegen.sass.generations import GENERATIONS
 from lospmm.errors import BadRequest, Unsupported
-from lospmm.families.candidate import ONE_COPY_FAMILIES, TEMPLATE_FAMILIES, UNROLLED
+from lospmm.families.candidate import CODED_FAMILIES, ONE_COPY_FAMILIES, TEMPLATE_FAMILIES, UNROLLED
 from lospmm.problem.device import DeviceSpec
 from lospmm.problem.dtype import DTYPES, SUMS, check_sums
 from lospmm.problem.problem import SPLITS
+from lospmm.problem.values import VALUE_TYPES
 
 #: Values of ``Schedule.lockstep`` that a search may choose, by emitter; the first is used if nothing is timed. Only
 #: machine code has barriers.
@@ -34,6 +35,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "sums": SUMS,
     "cache": ("cold", "warm", "network"),
     "memory": ("fast", "low"),
+    "values": ("dtype", *VALUE_TYPES),
 }
 
 
@@ -53,6 +55,7 @@ class Options:
     families: str = "all"  # or some of FAMILY_NAMES, separated by commas
     cache: str = "cold"  # the state of the L2 cache when a kernel is timed
     memory: str = "fast"  # low: only kernels that read A alike at every N, which ``one_copy.joined`` puts in one cubin
+    values: str = "dtype"  # what A is held in
 
     def __post_init__(self) -> None:
         for name in CHOICES:
@@ -61,8 +64,11 @@ class Options:
         # NumPy numbers become Python numbers, which can be written as JSON.
         object.__setattr__(self, "shortlist_size", _shortlist_size(self.shortlist_size))
         object.__setattr__(self, "families", _families(self.families))
-        if self.memory == "low" and not self.family_names:
-            raise BadRequest(f"families {self.families}: with memory low choose {', '.join(ONE_COPY_FAMILIES)}, or all")
+        if not self.family_names:
+            why = "memory low" if self.memory == "low" else f"values {self.values}"
+            raise BadRequest(f"families {self.families}: with {why} choose {', '.join(self._possible)}, or all")
+        if self.values != "dtype" and self.dtype not in ("float32", "float16"):
+            raise BadRequest(f"values {self.values}: choose dtype float16, not {self.dtype}")
         if self.budget_seconds is not None:
             object.__setattr__(self, "budget_seconds", _budget_seconds(self.budget_seconds))
 
@@ -92,7 +98,14 @@ class Options:
     def family_names(self) -> tuple[str, ...]:
         """The families to try, in the order of FAMILY_NAMES."""
         named = FAMILY_NAMES if self.families == "all" else tuple(self.families.split(","))
-        return tuple(name for name in named if name in ONE_COPY_FAMILIES) if self.memory == "low" else named
+        return tuple(name for name in named if name in self._possible)
+
+    @property
+    def _possible(self) -> tuple[str, ...]:
+        """The families that have such kernels at all."""
+        if self.memory == "low":
+            return ONE_COPY_FAMILIES
+        return FAMILY_NAMES if self.values == "dtype" else CODED_FAMILIES
 
     @property
     def kernel_names(self) -> tuple[str, ...]:
@@ -111,7 +124,7 @@ def decisive_fields(options: Options) -> dict[str, Any]:
 
     An option that was added later is left out while it has its default, so that digests do not change.
     """
-    later = {("cache", "cold"), ("memory", "fast")}
+    later = {("cache", "cold"), ("memory", "fast"), ("values", "dtype")}
     return {name: value for name, value in asdict(options).items() if (name, value) not in later}
 
 
@@ -121,7 +134,7 @@ def called(name: str) -> str:
 
 
 #: The fields of ``Options`` that the service accepts; it sets the others itself.
-SERVED_OPTIONS = ("emitter", "verify", "dtype", "sums", "families", "cache", "memory")
+SERVED_OPTIONS = ("emitter", "verify", "dtype", "sums", "families", "cache", "memory", "values")
 
 
 def check_served(given: Mapping[str, object]) -> None:

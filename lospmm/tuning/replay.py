@@ -81,6 +81,7 @@ def _options(manifest: Mapping[str, Any], emitter: str) -> Options:
             families=",".join([UNROLLED, *names]),
             cache=manifest["measured"]["cache"] if manifest["measured"] else "cold",
             memory=summary["memory"],
+            values=manifest["weights"],
         )
     except BadRequest as error:
         raise BadRequest(f"kernel {manifest['name']} is of another version: {error}") from None

@@ -12,6 +12,7 @@ from lospmm.gpu.detect import own_gpu
 from lospmm.matrix.readers import Values
 from lospmm.problem.dtype import dtype_named
 from lospmm.problem.problem import Problem, layer_fields
+from lospmm.problem.values import VALUE_TYPES
 from lospmm.settings import settings
 from lospmm.toolchain.compilers import compiler_name
 from lospmm.tuning.build import for_emitter
@@ -37,8 +38,9 @@ class Request:
     def __post_init__(self) -> None:
         """Set the problem's types to the options'. Raises BadMatrix if A's values exceed their range."""
         dtype, sums = dtype_named(self.options.dtype), dtype_named(self.options.sums)
-        if (self.problem.dtype, self.problem.sums) != (dtype, sums):
-            object.__setattr__(self, "problem", replace(self.problem, dtype=dtype, sums=sums))
+        values = VALUE_TYPES.get(self.options.values)
+        if (self.problem.dtype, self.problem.sums, self.problem.values) != (dtype, sums, values):
+            object.__setattr__(self, "problem", replace(self.problem, dtype=dtype, sums=sums, values=values))
 
     @cached_property
     def resolved(self) -> Options:

@@ -76,6 +76,7 @@ def manifest(outcome: Outcome, seconds: dict[str, float]) -> Manifest:
         plan=_plan(winner, build),
         accuracy=_accuracy(problem, build) if dense is None else accuracy_of_dense(problem.dtype),
         sums=problem.sums.name,
+        weights="dtype" if problem.values is None else problem.values.name,
         cubin_family=winner.family,
         dense=dense,
     )
@@ -91,7 +92,8 @@ def _accuracy(problem: Problem, build: Build) -> Accuracy:
     """Return the accuracy of the built kernel, which may be better than required."""
     if build.kernel is not None:
         a_floor, b_floor = build.kernel.floors
-        return replace(accuracy_of(problem.dtype), a_floor=a_floor, b_floor=b_floor)
+        own = accuracy_of(problem.dtype, values=problem.values)
+        return replace(own, a_floor=max(own.a_floor, a_floor), b_floor=b_floor)
     return accuracy_of(build.dtype, problem.rounded_sums if build.words == PAIRS else 0)
 
 

@@ -118,6 +118,12 @@ class TuningQuery(BaseModel):
         description="low: a kernel that reads A as those of every N do, so that they can share one copy.",
         json_schema_extra={"enum": list(CHOICES["memory"])},
     )
+    values: str = Field(
+        default="dtype",
+        max_length=80,
+        description="What A is held in: its dtype, or 8 bits with a scale for each row.",
+        json_schema_extra={"enum": list(CHOICES["values"])},
+    )
     seed: int = Field(default=0, ge=0, lt=2**63, description="Draws the values of a pattern (.smtx).")
 
     @field_validator("n")

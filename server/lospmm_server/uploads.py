@@ -114,6 +114,7 @@ def options_of(query: TuningQuery) -> Options:
         families=query.families,
         cache=query.cache,
         memory=query.memory,
+        values=query.values,
     )
 
 

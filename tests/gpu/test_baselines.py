@@ -129,7 +129,7 @@ class Problem:
         """Of every copy, so that a library which always takes the first is found out."""
         dtype = self.place.dtype
         a = self.place.matrix.to_scipy().astype(np.float64)
-        a.data = weights_held_to(dtype, self.place.matrix.data).astype(np.float64)
+        a.data = weights_held_to(dtype, self.place.matrix).astype(np.float64)
         worst = 0.0
         for copy, (b, c) in enumerate(zip(self.b, self.c, strict=True)):
             c.view(np.uint8)[:] = 0xFF

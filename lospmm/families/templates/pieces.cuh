@@ -1,7 +1,7 @@
 
 // A in pieces of TILES x 16 rows and DEPTH columns: a bit for two elements beside each other, and the values of those two of
 // which one is not 0, in the order of the bits. The fragment of a lane for a product of 16 columns is a run of 4 bits; where
-// the values of a run begin is a count of the bits before it.
+// the values of a run begin is a count of the bits before it. Two values take PAIR_BYTES: 4, or 2 where they are codes.
 
 constexpr int UNITS = TILES * DEPTH / 64;  // of 16 rows x 64 columns, of a piece
 constexpr int WORDS = UNITS * 16;          // of bits, of a piece: those of eight lanes each
@@ -18,12 +18,12 @@ LOSPMM_INLINE void count(uint2 *places, const unsigned char *slot) {
     const unsigned word = bits[at], next = at + 32 < WORDS ? bits[at + 32] : 0;
     const unsigned held = __popc(word) | __popc(next) << 16;  // both counts at once
     const unsigned until = lospmm_sum_until(held), before = until - held;
-    places[at + lane] = make_uint2(word, begin + 4 * (before & 0xFFFF));
+    places[at + lane] = make_uint2(word, begin + PAIR_BYTES * (before & 0xFFFF));
     if (at + 32 < WORDS) {
       const unsigned all = __shfl_sync(~0u, until, 31);
-      begin += 4 * (all & 0xFFFF);
-      places[at + 32 + lane] = make_uint2(next, begin + 4 * (before >> 16));
-      begin += 4 * (all >> 16);
+      begin += PAIR_BYTES * (all & 0xFFFF);
+      places[at + 32 + lane] = make_uint2(next, begin + PAIR_BYTES * (before >> 16));
+      begin += PAIR_BYTES * (all >> 16);
     }
   }
 }
@@ -33,5 +33,12 @@ LOSPMM_INLINE void fragment_of(unsigned (&fragment)[4], const uint2 *places) {
   const uint2 place = places[threadIdx.x % 32 / 8];
   const int shift = threadIdx.x % 8 * 4;
   const unsigned before = __popc(place.x & ((1u << shift) - 1));
-  lospmm_expand(fragment, place.y + 4 * before, place.x >> shift);
+  const unsigned address = place.y + PAIR_BYTES * before, own = place.x >> shift;
+  if constexpr (PAIR_BYTES == 4) {
+    lospmm_expand(fragment, address, own);
+  } else {
+    lospmm_expand_codes(fragment, address, own, INT8 ? 0x8080 : 0);
+#pragma unroll
+    for (int at = 0; at < 4; ++at) fragment[at] = INT8 ? lospmm_halves_of_int8(fragment[at]) : lospmm_halves_of_fp8(fragment[at]);
+  }
 }

@@ -131,6 +131,51 @@ LOSPMM_INLINE void lospmm_expand(unsigned (&words)[4], unsigned address, unsigne
       : "memory");
 }
 
+// The same of words of 16 bits, ``zero`` where the bit is not set; and two codes of 8 bits as halves: of numbers 128 above what
+// they stand for, which are put below 1024 in the fraction of a half, and of E4M3 (from sm_89 on).
+LOSPMM_INLINE void lospmm_expand_codes(unsigned (&words)[4], unsigned address, unsigned bits, unsigned zero) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p<4>;\n"
+      ".reg .b32 bit<4>, at;\n"
+      "and.b32 bit0, %5, 1;\n"
+      "and.b32 bit1, %5, 2;\n"
+      "and.b32 bit2, %5, 4;\n"
+      "and.b32 bit3, %5, 8;\n"
+      "setp.ne.u32 p0, bit0, 0;\n"
+      "setp.ne.u32 p1, bit1, 0;\n"
+      "setp.ne.u32 p2, bit2, 0;\n"
+      "setp.ne.u32 p3, bit3, 0;\n"
+      "mov.b32 at, %4;\n"
+      "mov.b32 %0, %6;\n"
+      "mov.b32 %1, %6;\n"
+      "mov.b32 %2, %6;\n"
+      "mov.b32 %3, %6;\n"
+      "@p0 ld.shared.u16 %0, [at];\n"
+      "@p0 add.u32 at, at, 2;\n"
+      "@p1 ld.shared.u16 %1, [at];\n"
+      "@p1 add.u32 at, at, 2;\n"
+      "@p2 ld.shared.u16 %2, [at];\n"
+      "@p2 add.u32 at, at, 2;\n"
+      "@p3 ld.shared.u16 %3, [at];\n"
+      "}"
+      : "=&r"(words[0]), "=&r"(words[1]), "=&r"(words[2]), "=&r"(words[3])
+      : "r"(address), "r"(bits), "r"(zero)
+      : "memory");
+}
+LOSPMM_INLINE unsigned lospmm_halves_of_int8(unsigned codes) {
+  unsigned halves;
+  asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(halves) : "r"(__byte_perm(codes, 0x64646464, 0x4140)), "r"(0x64806480));
+  return halves;
+}
+LOSPMM_INLINE unsigned lospmm_halves_of_fp8(unsigned codes) {
+  unsigned halves = 0;
+#if __CUDA_ARCH__ >= 890
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(static_cast<lospmm_u16>(codes)));
+#endif
+  return halves;
+}
+
 // Bytes from global to shared memory while the thread goes on; zeros where ``is_there`` is false. They are there for the
 // thread itself once it has waited for their group, and for others after a barrier.
 template <int bytes>
@@ -233,7 +278,7 @@ LOSPMM_INLINE void lospmm_bulk_wait(unsigned long long *barrier, unsigned parity
 
 #endif
 
-// What B and C are made of (LOSPMM_DTYPE: lospmm/packed.py), and what is added to A x B (BIAS, RELU, RESIDUAL).
+// What B and C are made of (LOSPMM_DTYPE: lospmm/packed.py), and what is done to A x B (SCALED, BIAS, RELU, RESIDUAL).
 
 #if LOSPMM_DTYPE == 2
 using Element = lospmm_u16;
@@ -300,6 +345,9 @@ LOSPMM_INLINE const T *lospmm_array(int place) {
 
 // An element of C from the sum of its products; ``place`` counts elements of C.
 LOSPMM_INLINE Element lospmm_finished(float sum, int row, long long place, const Element *residual) {
+#if SCALED
+  sum *= lospmm_array<float>(14)[row];
+#endif
   if (RESIDUAL) sum += lospmm_float(__ldcs(residual + place));
   if (BIAS) sum += lospmm_array<float>(15)[row];
   if (RELU) sum = sum < 0 ? 0 : sum;  // NaN stays

@@ -3,7 +3,8 @@
 //
 // A step is 32 nonzeros of one row, or fewer whose columns lie within reach of a byte: the other lanes multiply the first
 // one's row of B by 0. A nonzero has a byte, the distance from a multiple of 4 that is 15 bits of the step; the 16th says
-// that the row ends. A unit is eight steps: 16 bytes of values for each lane, 8 of distances, then the steps' columns.
+// that the row ends. A unit is eight steps: 16 bytes of values for each lane, or 8 of codes, 8 of distances, then the
+// steps' columns.
 //
 // A block multiplies whole rows; its warps have UNITS units each, the last ones fewer. What several warps have of a row is
 // added in the order of the warps.
@@ -13,7 +14,7 @@
 // Numbers: m. Arrays: where each warp begins, blocks x WARPS; the units, WARPS x UNITS of each block.
 
 constexpr int THREADS = 32 * WARPS, STEPS = 8;
-constexpr int DISTANCES_AT = 512, FIRSTS_AT = 768, UNIT_BYTES = 784;
+constexpr int DISTANCES_AT = PAIR_BYTES * 128, FIRSTS_AT = DISTANCES_AT + 256, UNIT_BYTES = FIRSTS_AT + 16;
 constexpr int ZERO = (K + 7) / 8 * 8;             // a row of B of zeros, for rows of A without nonzeros
 constexpr int SUMS_AT = ZERO * 4 + 32;            // a sum for each row of the block
 constexpr int PARTS_AT = SUMS_AT + MAX_ROWS * 4;  // of rows that several warps share: two for each warp
@@ -27,19 +28,27 @@ struct Place {
 };
 
 struct Unit {
-  uint4 values, firsts;
+  Word<PAIR_BYTES * 4>::type values;
+  uint4 firsts;
   uint2 distances;
 };
 
 LOSPMM_INLINE void load(Unit &unit, const unsigned char *from) {
   const int lane = threadIdx.x % 32;
-  unit.values = __ldcs(reinterpret_cast<const uint4 *>(from) + lane);
+  unit.values = __ldcs(reinterpret_cast<const Word<PAIR_BYTES * 4>::type *>(from) + lane);
   unit.distances = __ldcs(reinterpret_cast<const uint2 *>(from + DISTANCES_AT) + lane);
   unit.firsts = __ldcs(reinterpret_cast<const uint4 *>(from + FIRSTS_AT));
 }
 
 LOSPMM_INLINE unsigned word(const uint4 &words, int at) {
   return at == 0 ? words.x : at == 1 ? words.y : at == 2 ? words.z : words.w;
+}
+
+// The values of two steps, as halves where they are codes.
+LOSPMM_INLINE unsigned pair_of(const uint4 &values, int at) { return word(values, at); }
+LOSPMM_INLINE unsigned pair_of(const uint2 &codes, int at) {
+  const unsigned two = (at < 2 ? codes.x : codes.y) >> at % 2 * 16;
+  return INT8 ? lospmm_halves_of_int8(two) : lospmm_halves_of_fp8(two);
 }
 
 // A bit for each step, whether its row ends.
@@ -102,7 +111,7 @@ LOSPMM_KERNEL(lospmm_spmv) {
     float products[STEPS];
 #pragma unroll
     for (int step = 0; step < STEPS; ++step) {
-      const unsigned pair = word(next.values, step / 2), both = word(next.firsts, step / 2);
+      const unsigned pair = pair_of(next.values, step / 2), both = word(next.firsts, step / 2);
       const unsigned first = (step % 2 ? both >> 16 : both) & 0x7FFF;
       const unsigned distance = (step < 4 ? next.distances.x : next.distances.y) >> step % 4 * 8 & 0xFF;
       products[step] = (step % 2 ? lospmm_second(pair) : lospmm_first(pair)) * right[first * 4 + distance];
