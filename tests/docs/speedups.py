@@ -96,6 +96,23 @@ def one_copy() -> str:
     return table(("N", *(f"{zeros:.0%} zeros" for zeros in sparsities(found))), lines) + _where(found)
 
 
+def eight_bits() -> str:
+    """Layers of language models with int8 values, by shape and sparsity: microseconds, and the speedup."""
+    found = records("decode_int8")
+    lines = []
+    for m, k in SHAPES:
+        own = {round(one["sparsity"], 2): one for one in found if (one["m"], one["k"], one["n"]) == (m, k, 1)}
+        cells = (
+            f"{own[zeros]['micros']:.1f}, {gains([own[zeros]])[0]:.2f}x, `{own[zeros]['family']}`"
+            if zeros in own
+            else "-"
+            for zeros in sparsities(found)
+        )
+        if own:
+            lines.append((f"{m} x {k}", *cells))
+    return table(("A", *(f"{zeros:.0%} zeros" for zeros in sparsities(found))), lines) + _where(found)
+
+
 def batches() -> str:
     """Whole networks by ``tune-model``: layers, kernels, seconds, and the layers' times."""
     found = records("batches")
@@ -217,6 +234,7 @@ REGIONS: dict[str, Callable[[], str]] = {
     "speedups by type": by_type,
     "decode": decode,
     "one copy": one_copy,
+    "8 bits": eight_bits,
     "prefill": prefill,
     "batches": batches,
     "conditions": conditions,

@@ -19,6 +19,7 @@ from lospmm.problem.device import DEVICES
 from lospmm.problem.dtype import DTYPES
 from lospmm.problem.epilogue import epilogue_of
 from lospmm.problem.problem import Problem
+from lospmm.problem.values import VALUE_TYPES
 from tests.families.matrices import matrices, pruned
 from tests.families.products import binary_of, error_of, plain
 from tests.fixtures.covering import covering, each_value
@@ -128,12 +129,17 @@ def test_weights_that_round_to_zero_take_no_value() -> None:
     assert np.count_nonzero(data[:32]) == 1 and data[40:].tolist() == [0x4000 << 16, 0, 0, 0]
 
 
-@pytest.mark.parametrize(("zeros", "adjacent", "paired"), [(0.5, 1.56, 1.41), (0.7, 1.08, 0.95), (0.8, 0.78, 0.69)])
-def test_bytes_of_an_element(zeros: float, adjacent: float, paired: float) -> None:
+@pytest.mark.parametrize(
+    ("zeros", "adjacent", "paired", "coded"),
+    [(0.5, 1.56, 1.41, 0.75), (0.7, 1.08, 0.95, 0.52), (0.8, 0.78, 0.69, 0.39)],
+)
+def test_bytes_of_an_element(zeros: float, adjacent: float, paired: float, coded: float) -> None:
     """The figures of docs/families.md."""
     matrix = pruned(128, 1024, 1 - zeros, seed=12)
-    for is_paired, expected in ((True, paired), (False, adjacent)):
-        _, data = pack_pieces(matrix, HALF, PieceShape(tiles=1, depth=128, is_paired=is_paired), 16)
+    for is_paired, values, expected in (
+        (True, None, paired), (False, None, adjacent), (True, VALUE_TYPES["int8"], coded)
+    ):  # fmt: skip
+        _, data = pack_pieces(matrix, HALF, PieceShape(tiles=1, depth=128, is_paired=is_paired), 16, values)
         assert data.nbytes / (128 * 1024) == pytest.approx(expected, abs=0.015)
 
 
