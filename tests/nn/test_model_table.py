@@ -57,7 +57,7 @@ def digests_of(model: nn.Module, table: LayerTable, folder: Path) -> list[str]:
 
 @pytest.mark.parametrize("case", [CASES[0], CASES[1], CASES[3]], ids=NAMES)
 def test_networks(case: Any, asked: list[Request], tmp_path: Path) -> None:
-    """In small; in full, with the service: tests/server/test_networks.py."""
+    """In small; in full, with the service: tests/server/test_network_batches.py."""
     net = build(case.toy, case, 1)
     table = lospmm.nn.layers(net.model, net.example, min_sparsity=0.5)
     lospmm.nn.sparsify_(net.model, net.example, device="h200", choice="sparse", min_sparsity=0.5)

@@ -42,6 +42,15 @@ def test_no_other_code_is_nearer(values: ValueType, row: list[float]) -> None:
     )
 
 
+@pytest.mark.parametrize(("name", "error"), [("int8", 0.007), ("fp8_e4m3", 0.026)])
+def test_error_of_normal_weights(name: str, error: float) -> None:
+    """The figures of docs/accuracy.md."""
+    rng = np.random.default_rng(0)
+    matrix = from_dense(np.where(rng.random((200, 1000)) < 0.5, rng.standard_normal((200, 1000)), 0).astype(np.float32))
+    off = VALUE_TYPES[name].held(matrix) - matrix.data
+    assert np.sqrt((off**2).sum() / (matrix.data**2).sum()) == pytest.approx(error, rel=0.1)
+
+
 def test_numbers_of_e4m3() -> None:
     decoded = VALUE_TYPES["fp8_e4m3"].decoded
     assert (decoded[0x7E], decoded[0x08], decoded[0x01], decoded[0xB8]) == (448, 2.0**-6, 2.0**-9, -1)
