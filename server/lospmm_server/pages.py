@@ -273,6 +273,7 @@ def _jobs_page(
         usual="" if own else USUAL_DEVICE,
         max_n=settings().max_n,
         dtypes=[(name, name) for name in CHOICES["dtype"]],
+        values=[(name, "that type" if name == "dtype" else name) for name in CHOICES["values"]],
     )
 
 

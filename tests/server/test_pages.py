@@ -21,7 +21,7 @@ from lospmm.problem.device import DEVICES
 from lospmm.problem.dtype import DTYPES
 from lospmm.store import Store
 from lospmm.toolchain.discover import Toolkit
-from lospmm.tuning.options import FAMILY_NAMES
+from lospmm.tuning.options import CHOICES, FAMILY_NAMES
 from lospmm_server import uploads
 from lospmm_server.faults import Busy, DatabaseFault
 from lospmm_server.pages import HEADERS
@@ -145,7 +145,9 @@ def test_a_failed_job_says_why_without_trusting_the_words(client: TestClient) ->
 def test_the_form_posts_a_matrix_and_leads_to_its_job(client: TestClient, view: FakeView) -> None:
     form = page(client, "/")
     fields = [*form.all("input"), *form.all("select")]
-    assert {field.get("name") for field in fields} == {"matrix", "tensor", "n", "device", "dtype", "families", "layers"}
+    assert {field.get("name") for field in fields} == {
+        *("matrix", "tensor", "n", "device", "dtype", "values", "families", "layers")
+    }
     assert sorted(label["for"] or "" for label in form.all("label")) == sorted(field["id"] or "" for field in fields)
     files = {"matrix": ("W.npy", b"a matrix")}
     response = client.post("/jobs", files=files, data={"n": "64", "device": "h200"}, follow_redirects=False)
@@ -157,7 +159,7 @@ def test_the_form_posts_a_matrix_and_leads_to_its_job(client: TestClient, view: 
 
 def offered_in(found: Page) -> list[str]:
     """The devices of both forms."""
-    others = {*DTYPES, "all", *FAMILY_NAMES}
+    others = {*DTYPES, "all", *FAMILY_NAMES, *CHOICES["values"]}
     return [value for option in found.all("option") if (value := option["value"] or "") not in others]
 
 
@@ -198,7 +200,7 @@ def test_the_form_offers_the_gpu_of_the_service_where_there_is_one(
         ({}, {"matrix": b"x"}, 422, "n: Field required"),
         ({"n": "0"}, {"matrix": b"x"}, 422, "n: Input should be greater than or equal to 1"),
         ({"n": "1", "more": "1"}, {"matrix": b"x"}, 422, "more: Extra inputs are not permitted"),
-        ({"n": "1", **dict.fromkeys("abcde", "1")}, {"matrix": b"x"}, 400, "Too many fields"),
+        ({"n": "1", **dict.fromkeys("abcdef", "1")}, {"matrix": b"x"}, 400, "Too many fields"),
         ({"n": "1"}, {"other": b"x"}, 400, "no file was chosen"),
         ({"n": "1"}, {"matrix": b"x", "other": b"x"}, 400, "Too many files"),
     ],

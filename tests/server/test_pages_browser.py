@@ -233,14 +233,14 @@ def test_a_matrix_is_posted_with_keys_alone(page: Page, view: FakeView, tmp_path
     page.goto("/")
     page.get_by_label("Pruned weight matrix").set_input_files(matrix)
     page.get_by_label("Pruned weight matrix").focus()
-    for text in ("", "64", "H200", "float16", "csr", ""):  # tensor, columns, device, type, kernels, button
+    for text in ("", "64", "H200", "float16", "int8", "spmv", ""):  # tensor, columns, device, types, kernels, button
         page.keyboard.press("Tab")
         page.keyboard.type(text)
     page.keyboard.press("Enter")
     expect(page.get_by_role("status")).to_have_text("Queued.")
     [(name, content, query)] = view.submitted
     assert (name, content, query.n, query.device) == ("W.npy", b"a matrix", 64, "h200")
-    assert (query.dtype, query.families) == ("float16", "csr")
+    assert (query.dtype, query.values, query.families) == ("float16", "int8", "spmv")
     assert page.url.endswith(f"/jobs/{next(iter(view.found))}")
 
 
