@@ -85,7 +85,6 @@ def _padded(array: NDArray[Any], multiple: int) -> NDArray[Any]:
     return np.concatenate([array, np.zeros((missing, *array.shape[1:]), array.dtype)]) if missing else array
 
 
-@lru_cache(maxsize=2)
 def _stored(matrix: SparseMatrix, dtype: Dtype, values: ValueType | None) -> NDArray[Any]:
     """Return each nonzero as it is stored, exclusive or with what 0 is stored as."""
     if values is not None:

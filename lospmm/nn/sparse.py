@@ -321,9 +321,8 @@ def _launcher(kernel: Kernel, device: torch.device) -> Launcher:
     loaded = _LAUNCHERS.setdefault((kernel.artifact.manifest["cubin_sha256"], device.index), {})
     if name not in loaded:
         with torch.cuda.device(device):
-            first = next(iter(loaded.values()), None)
-            of_first = kernel.launch()
-            loaded[name] = first.beside(name, of_first) if first else Launcher(kernel.cubin, name, of_first)
+            first, shape = next(iter(loaded.values()), None), kernel.launch()
+            loaded[name] = first.beside(name, shape) if first else Launcher(kernel.cubin, name, shape)
     return loaded[name]
 
 

@@ -6,6 +6,7 @@ largest. Kernels multiply by the codes, in float16 without rounding, and the sum
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -15,6 +16,8 @@ from numpy.typing import NDArray
 
 class SparseRows(Protocol):
     """A matrix by rows, a ``SparseMatrix``."""
+
+    def __hash__(self) -> int: ...
 
     @property
     def data(self) -> NDArray[np.float32]:
@@ -50,20 +53,25 @@ class ValueType:
 
     def codes(self, matrix: SparseRows) -> NDArray[np.uint8]:
         """Return the code of each nonzero: the nearest, of two as near the even one."""
-        scale = self.scales(matrix)[_rows(matrix)]
-        scaled = np.divide(matrix.data, scale, out=np.zeros_like(matrix.data), where=scale > 0)
-        order = np.argsort(self.decoded, kind="stable")[: np.isfinite(self.decoded).sum()]
-        order = order[np.append(True, np.diff(self.decoded[order]) > 0)]  # one zero
-        known = self.decoded[order].astype(np.float64)
-        above = np.clip(np.searchsorted(known, scaled), 1, len(known) - 1)
-        up, down = known[above] - scaled, scaled - known[above - 1]
-        takes_up = (up < down) | ((up == down) & (order[above] % 2 == 0))
-        codes: NDArray[np.uint8] = order[np.where(takes_up, above, above - 1)].astype(np.uint8)
-        return codes
+        return _codes(self, matrix)
 
     def held(self, matrix: SparseRows) -> NDArray[np.float32]:
         """Return the weights that the codes stand for."""
         return self.decoded[self.codes(matrix)] * self.scales(matrix)[_rows(matrix)]
+
+
+@lru_cache(maxsize=2)
+def _codes(values: ValueType, matrix: SparseRows) -> NDArray[np.uint8]:
+    scale = values.scales(matrix)[_rows(matrix)]
+    scaled = np.divide(matrix.data, scale, out=np.zeros_like(matrix.data), where=scale > 0)
+    order = np.argsort(values.decoded, kind="stable")[: np.isfinite(values.decoded).sum()]
+    order = order[np.append(True, np.diff(values.decoded[order]) > 0)]  # one zero
+    known = values.decoded[order].astype(np.float64)
+    above = np.clip(np.searchsorted(known, scaled), 1, len(known) - 1)
+    up, down = known[above] - scaled, scaled - known[above - 1]
+    takes_up = (up < down) | ((up == down) & (order[above] % 2 == 0))
+    codes: NDArray[np.uint8] = order[np.where(takes_up, above, above - 1)].astype(np.uint8)
+    return codes
 
 
 def _rows(matrix: SparseRows) -> NDArray[np.int64]:

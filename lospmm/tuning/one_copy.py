@@ -33,7 +33,7 @@ def joined(kernels: Sequence[Artifact], *, store: Store) -> list[Artifact]:
     Raises BadRequest for kernels that do not read A alike or have the same N, ToolchainFault, GpuFault and
     VerificationFailed.
     """
-    if len({one.cubin for one in kernels}) == 1:
+    if len({one.cubin for one in kernels}) <= 1:
         return list(kernels)
     data = _shared_data(kernels)
     parts = [(one.manifest["name"], one.source.decode(), _limit(one.manifest["registers"])) for one in kernels]
