@@ -159,7 +159,8 @@ def test_what_is_torn_or_damaged_is_never_read(store: Store, data: st.DataObject
         path.write_bytes(whole[:at] + bytes([whole[at] ^ (1 << data.draw(st.integers(0, 6)))]) + whole[at + 1 :])
     found = opened(store)
     assert found.take(FIRST, BRIEF) == GOOD
-    assert found.take(CANDIDATES[1], BRIEF) is None
+    taken = found.take(CANDIDATES[1], BRIEF)  # another last digit may be the same number
+    assert taken is None or (not torn and taken == GOOD)
     assert not torn or verify(store) == []
     found.add(CANDIDATES[2], BRIEF, GOOD)
     after = opened(store)
