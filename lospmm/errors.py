@@ -8,6 +8,7 @@ LospmmError
 |   +-- MissingExtra        what is asked for needs libraries that are not installed: which extra has them
 +-- NothingFits         3   no tile size satisfies every constraint on this device
 +-- ToolchainFault      4   a compiler failed, was missing, or ran out of time or memory; carries the log
+|   +-- DiskFault           a disk is full, read-only or lost: it may be well again at any time
 +-- GpuFault            4   the GPU, its driver or the process that runs kernels failed; carries the driver's error name
 +-- ServiceFault        4   a service cannot be reached, or could not do its work
 +-- VerificationFailed  5   a kernel's result differs from the float64 reference; nothing is written
@@ -57,7 +58,7 @@ class NothingFits(LospmmError):
 
 
 class ToolchainFault(LospmmError):
-    """A compiler that failed, is missing, or ran out of time or memory; or a disk that failed.
+    """A compiler that failed, is missing, or ran out of time or memory.
 
     ``log`` holds the compiler's output, ``log_path`` the file that it was written to, if any.
     """
@@ -68,6 +69,10 @@ class ToolchainFault(LospmmError):
         super().__init__(message if log_path is None else f"{message} (log: {log_path})")
         self.log = log
         self.log_path = log_path
+
+
+class DiskFault(ToolchainFault):
+    """A disk that is full, read-only or lost: no compiler's fault, and perhaps over soon."""
 
 
 class GpuFault(LospmmError):

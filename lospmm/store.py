@@ -3,7 +3,7 @@
 An entry is a directory ``<root>/<kind>/<first two digits>/<key>/`` of files beside ``entry.json``, which holds the
 sha256 and size of each. It is written elsewhere in the root and renamed into place, so that it is whole or absent,
 and two writers of one key do no harm: the first wins. A read checks every byte; a corrupt entry is removed and
-reported as absent, so the caller builds it again. Faults of the disk are ToolchainFault and name the directory.
+reported as absent, so the caller builds it again. Faults of the disk are DiskFault and name the directory.
 """
 
 import errno
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from lospmm.errors import BadRequest, ToolchainFault
+from lospmm.errors import BadRequest, DiskFault
 
 MANIFEST = "entry.json"
 
@@ -91,7 +91,7 @@ class Store:
             raise _fault(directory, error) from error
         if files is None:
             # If it cannot be removed, its replacement is used but not stored.
-            with suppress(OSError, ToolchainFault):
+            with suppress(OSError, DiskFault):
                 self._remove(directory)
             return None
         with suppress(OSError):  # a cache that may only be read is still worth reading
@@ -158,7 +158,7 @@ class Store:
                     claim.unlink()
 
     def entries(self) -> Iterator[Entry]:
-        """Yield every entry, in no order. Raises ToolchainFault if the root cannot be read.
+        """Yield every entry, in no order. Raises DiskFault if the root cannot be read.
 
         An entry that disappears meanwhile is left out; one that cannot be read has size 0 and was last used in 1970.
         """
@@ -319,9 +319,9 @@ def _sync(directory: Path) -> None:
         os.close(descriptor)
 
 
-def _fault(directory: Path, error: OSError) -> ToolchainFault:
+def _fault(directory: Path, error: OSError) -> DiskFault:
     reason = error.strerror or str(error)
-    return ToolchainFault(f"the store in {directory} cannot be used: {reason} (LOSPMM_CACHE_DIR names another place)")
+    return DiskFault(f"the store in {directory} cannot be used: {reason} (LOSPMM_CACHE_DIR names another place)")
 
 
 Files = Mapping[str, bytes]
@@ -363,12 +363,12 @@ def _made(store: Store, kind: str, key: str, make: Callable[[], Files]) -> Files
         made = _kept(store, kind, key)  # the previous holder of the claim may have made it
         if made is None:
             made = make()
-            with suppress(ToolchainFault):
+            with suppress(DiskFault):
                 store.put(kind, key, made)
         return made
 
 
 def _kept(store: Store, kind: str, key: str) -> Files | None:
-    with suppress(ToolchainFault):
+    with suppress(DiskFault):
         return store.get(kind, key)
     return None

@@ -8,7 +8,7 @@ from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from pathlib import Path
 
-from lospmm.errors import ToolchainFault
+from lospmm.errors import DiskFault
 
 #: Seconds between two checks for cancellation while waiting for the GPU.
 POLL_SECONDS = 0.05
@@ -20,13 +20,13 @@ def exclusive(directory: Path, cancel: threading.Event | None = None, *, gpu: st
 
     ``gpu`` is letters and digits that no other GPU has; without any, all are one.
 
-    Raises CancelledError once ``cancel`` is set, ToolchainFault where the lock cannot be written or taken.
+    Raises CancelledError once ``cancel`` is set, DiskFault where the lock cannot be written or taken.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
         file = (directory / (f"gpu-{gpu}.lock" if gpu else "gpu.lock")).open("w")
     except OSError as error:
-        raise ToolchainFault(f"{directory}: the lock of the GPU cannot be written: {error.strerror}") from None
+        raise DiskFault(f"{directory}: the lock of the GPU cannot be written: {error.strerror}") from None
     with file:
         while not _locked(file.fileno(), directory):
             if cancel is not None and cancel.is_set():
@@ -41,5 +41,5 @@ def _locked(descriptor: int, directory: Path) -> bool:
     except BlockingIOError:
         return False
     except OSError as error:  # a file system without locks
-        raise ToolchainFault(f"{directory}: the lock of the GPU cannot be taken: {error.strerror}") from None
+        raise DiskFault(f"{directory}: the lock of the GPU cannot be taken: {error.strerror}") from None
     return True

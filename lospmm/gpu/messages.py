@@ -138,6 +138,7 @@ class Answer:
 
     value: object = None
     fault: str | None = None
+    is_disk: bool = False  # the fault is a DiskFault
     healthy: bool = True
 
 

@@ -1,26 +1,34 @@
 """Errors of compilers: one line for the user, and a log in the cache with everything else."""
 
+import errno
 import os
 import re
 import time
 from pathlib import Path
 
-from lospmm.errors import ToolchainFault
+from lospmm.errors import DiskFault, ToolchainFault
 from lospmm.settings import settings
 from lospmm.toolchain.process import Finished
 
 #: Logs kept in the cache, the newest.
 LOGS = 50
 
+#: What compilers say of a disk that takes no more; they run with LC_ALL=C.
+_FULL = tuple(os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT, errno.EROFS))
+
 
 def compiler_fault(what: str, finished: Finished, text: str) -> ToolchainFault:
-    """Return the one-line error of a compiler that failed on ``text``; a log in the cache has the rest."""
+    """Return the one-line error of a compiler that failed on ``text``; a log in the cache has the rest.
+
+    It is a DiskFault where the compiler had no room for its files.
+    """
     output = finished.stderr + finished.stdout
     log = f"{' '.join(finished.argv)}\n{finished.failure} after {finished.seconds:.1f} s\n{output}\n{text}"
     message = f"{what}: {finished.failure}"
     if first := _first_error(output):
         message = f"{message}: {first}"
-    return ToolchainFault(message, log=output, log_path=_keep_log(log))
+    kind = DiskFault if any(reason in output for reason in _FULL) else ToolchainFault
+    return kind(message, log=output, log_path=_keep_log(log))
 
 
 def _first_error(output: str) -> str:

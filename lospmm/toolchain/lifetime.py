@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from lospmm.errors import ToolchainFault
+from lospmm.errors import DiskFault, ToolchainFault
 from lospmm.toolchain import guard
 
 
@@ -42,7 +42,7 @@ def compiler_environment() -> dict[str, str]:
 def temporary_directory() -> Iterator[Path]:
     """Yield a new directory that is deleted after the block or soon after this process ends.
 
-    Raises ToolchainFault if there is no room for it, or for what the block writes.
+    Raises DiskFault if there is no room for it, or for what the block writes.
     """
     root = _alive().root
     try:
@@ -50,12 +50,12 @@ def temporary_directory() -> Iterator[Path]:
             root.mkdir(mode=0o700, exist_ok=True)
             directory = Path(tempfile.mkdtemp(dir=root))
     except OSError as error:
-        raise ToolchainFault(f"no temporary directory in {root.parent}: {error.strerror}") from error
+        raise DiskFault(f"no temporary directory in {root.parent}: {error.strerror}") from error
     try:
         yield directory
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise ToolchainFault(f"{root.parent} is full: {error.strerror} (TMPDIR names another place)") from error
+            raise DiskFault(f"{root.parent} is full: {error.strerror} (TMPDIR names another place)") from error
         raise
     finally:
         shutil.rmtree(directory, ignore_errors=True)

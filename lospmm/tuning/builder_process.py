@@ -11,7 +11,7 @@ import traceback
 from pathlib import Path
 from typing import BinaryIO
 
-from lospmm.errors import LospmmError, ToolchainFault
+from lospmm.errors import DiskFault, LospmmError
 from lospmm.gpu.messages import Answer, packed, receive
 from lospmm.problem.problem import Problem
 from lospmm.toolchain.compile import Compiled, OnDisk
@@ -40,7 +40,7 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> None:
                 else:
                     answer = Answer(_built(problem, request))
         except LospmmError as error:
-            answer = Answer(fault=str(error))
+            answer = Answer(fault=str(error), is_disk=isinstance(error, DiskFault))
         except Exception as error:  # a bug: reported, with the traceback in the process's log
             traceback.print_exc()
             answer = Answer(fault=f"{type(error).__name__}: {error}")
@@ -54,13 +54,13 @@ def _built(problem: Problem, request: BuildRequest) -> Compiled | OnDisk:
 
 
 def on_disk(built: Compiled, folder: Path) -> OnDisk:
-    """Write the cubin of ``built`` to a new file of ``folder``. Raises ToolchainFault if the disk fails."""
+    """Write the cubin of ``built`` to a new file of ``folder``. Raises DiskFault."""
     try:
         number, name = tempfile.mkstemp(".cubin", dir=folder)
         with os.fdopen(number, "wb") as file:
             file.write(built.cubin)
     except OSError as error:
-        raise ToolchainFault(f"{folder}: cannot be written: {error.strerror}") from None
+        raise DiskFault(f"{folder}: cannot be written: {error.strerror}") from None
     return OnDisk(Path(name), built.entry, built.launch)
 
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-from lospmm.errors import GpuFault, ToolchainFault
+from lospmm.errors import DiskFault, GpuFault, ToolchainFault
 from lospmm.families.candidate import Candidate
 from lospmm.gpu.process import WorkerLost, WorkerProcess
 from lospmm.problem.problem import Problem
@@ -190,7 +190,7 @@ class BuilderPool:
                 raise ToolchainFault(f"a process that builds kernels: {lost}") from None
             self._idle.append(builder)
         if answer.fault is not None:
-            raise ToolchainFault(answer.fault)
+            raise (DiskFault if answer.is_disk else ToolchainFault)(answer.fault)
         return answer.value
 
     def _taken(self, who_built: Hashable) -> _BuilderProcess | None:

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from lospmm.errors import ToolchainFault
+from lospmm.errors import DiskFault
 from lospmm.families.candidate import Candidate
 from lospmm.gpu.clocks import Clocks
 from lospmm.gpu.messages import CacheState, Measurement
@@ -104,7 +104,7 @@ class History:
     """
 
     def __init__(self, store: Store, conditions: Conditions) -> None:
-        """Read the measurements of ``conditions`` in ``store``. Raises ToolchainFault if the disk fails."""
+        """Read the measurements of ``conditions`` in ``store``. Raises DiskFault if the disk fails."""
         self._store, self._conditions = store, conditions
         self._left: dict[str, list[tuple[int, Measurement]]] = {}
         if store.get(TIMINGS, key_of(conditions)) is None:  # ``get`` removes an entry whose conditions.json is damaged
@@ -132,7 +132,7 @@ class History:
         return None
 
     def add(self, candidate: Candidate, effort: Effort, measurement: Measurement) -> None:
-        """Keep a new measurement. Raises ToolchainFault if the disk fails."""
+        """Keep a new measurement. Raises DiskFault if the disk fails."""
         content = {"candidate": named(candidate), "replays": effort.replays, **asdict(measurement)}
         timing = measurement.timing
         content["timing"] = None if timing is None else timing._asdict()
@@ -166,7 +166,7 @@ class History:
         except FileNotFoundError:
             raise
         except OSError as error:
-            raise ToolchainFault(f"{self._path}: cannot be written: {error.strerror}") from error
+            raise DiskFault(f"{self._path}: cannot be written: {error.strerror}") from error
 
 
 def named(candidate: Candidate) -> dict[str, Any]:
@@ -199,7 +199,7 @@ def _lines(path: Path) -> Iterator[bytes]:
     except FileNotFoundError:
         return
     except OSError as error:
-        raise ToolchainFault(f"{path}: cannot be read: {error.strerror}") from error
+        raise DiskFault(f"{path}: cannot be read: {error.strerror}") from error
     yield from (line for line in content.split(b"\n") if line)
 
 

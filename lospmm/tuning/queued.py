@@ -5,7 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 from lospmm.artifact.artifact import MATRIX_FILE
-from lospmm.errors import BadMatrix, BadRequest
+from lospmm.errors import BadMatrix, BadRequest, ServiceFault
 from lospmm.matrix.csr import SparseMatrix
 from lospmm.matrix.npz import read_npz, write_npz
 from lospmm.problem.convolution import Convolution, convolution_of
@@ -49,7 +49,8 @@ def _layer_of(content: Mapping[str, Any]) -> tuple[Convolution | None, Epilogue]
 def from_json(content: Mapping[str, Any], store: Store) -> Request:
     """Return the request written by ``to_json``, with the matrix from ``store``.
 
-    Raises BadRequest if the matrix is missing or damaged, or if another version wrote the request.
+    Raises ServiceFault if the matrix is missing or damaged, BadRequest if another version wrote the request, and
+    DiskFault.
     """
     try:
         device, options = DeviceSpec(**content["device"]), Options(**content["options"])
@@ -59,14 +60,14 @@ def from_json(content: Mapping[str, Any], store: Store) -> Request:
         raise BadRequest(f"the request was accepted by another version of lospmm ({error}); post it again") from None
     matrix = _kept_matrix(fingerprint, store)
     if matrix is None:
-        raise BadRequest("the matrix of the request is no longer in the store, or damaged; post it again")
+        raise ServiceFault("the matrix of the request is no longer in the store, or damaged; post it again")
     return Request(Problem(matrix, n, device, convolution, epilogue), options, values, seed, is_settled=True)
 
 
 def keep_matrix(matrix: SparseMatrix, store: Store, staged: Store | None = None) -> None:
     """Put the matrix in ``store`` for ``from_json``, or in ``staged`` for ``store`` to adopt later.
 
-    Raises ToolchainFault if the disk fails.
+    Raises DiskFault.
     """
     if store.get(MATRICES, matrix.fingerprint) is None:  # ``get`` removes a damaged entry
         (staged or store).put(MATRICES, matrix.fingerprint, {MATRIX_FILE: write_npz(matrix)})

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from typing import NamedTuple, Self
 
-from lospmm.errors import BadRequest, ToolchainFault
+from lospmm.errors import BadRequest, DiskFault, ToolchainFault
 from lospmm.families.candidate import Candidate
 from lospmm.gpu.bench import AGAIN, Bench
 from lospmm.gpu.messages import Measurement
@@ -174,6 +174,8 @@ class GpuRunner:
                 return None
             try:
                 built = future.result()
+            except DiskFault:  # no candidate's fault: the others would fail too
+                raise
             except (ToolchainFault, BadRequest) as error:
                 return Measurement(None, None, str(error))
         with self.stages.part("measure_trials"):

@@ -21,7 +21,7 @@ async def get_health() -> Health:
 @router.get("/readyz", response_model=Health, responses=problems_of(403, 503))
 async def get_readiness(behind: Behind) -> Health:
     """Say whether a job could be taken and tuned now; 503 says why not."""
-    reasons = await behind.ask(reasons_not_ready, behind.store, behind.database)
+    reasons = await behind.ask(reasons_not_ready, behind.shelf.disk, behind.database)
     if behind.is_stopping:
         reasons = ["the service is stopping"]
     if reasons:

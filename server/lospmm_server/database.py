@@ -18,8 +18,9 @@ from alembic.util import CommandError
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 
-from lospmm.errors import BadSettings
+from lospmm.errors import BadSettings, DiskFault
 from lospmm.settings import settings
+from lospmm_server.disk import Landmark, check_room
 from lospmm_server.faults import DatabaseFault
 
 #: The file of the default database, in LOSPMM_CACHE_DIR.
@@ -40,6 +41,7 @@ class Database:
     """A database; its transactions, ``read`` and ``write``, raise DatabaseFault if nothing was written."""
 
     engine: sa.Engine
+    file: Landmark | None = None  # SQLite's
 
     @property
     def name(self) -> str:
@@ -73,6 +75,11 @@ class Database:
             except CommandError as error:
                 raise DatabaseFault(f"{self.name}: made by a later version of lospmm ({error})") from None
 
+    def check_room(self) -> None:
+        """Raise DiskFault if the disk of the file is full or read-only."""
+        if self.file is not None:
+            check_room(self.file.path.parent)
+
     def close(self) -> None:
         """Close all connections."""
         self.engine.dispose()
@@ -80,7 +87,11 @@ class Database:
     @contextmanager
     def _faults(self) -> Iterator[None]:
         try:
+            if self.file is not None:
+                self.file.check()  # SQLite would go on in the file that nobody finds any more
             yield
+        except DiskFault as error:
+            raise DatabaseFault(f"the database {self.name} cannot be used now: {error}") from None
         except DBAPIError as error:
             reason = " ".join(str(error.orig).split())[:200]
             raise DatabaseFault(f"the database {self.name} cannot be used now: {reason}") from error
@@ -91,16 +102,16 @@ class Database:
 def open_database(url: str | None = None) -> Database:
     """Return the database of ``url``, of LOSPMM_DATABASE_URL, or the cache's file, without connecting.
 
-    Raises BadSettings for a URL that is none, DatabaseFault if the folder of the file cannot be made.
+    Raises BadSettings for a URL that is none, DatabaseFault if the file cannot be made.
     """
     address = _address(url or settings().database_url)
     options: dict[str, Any] = {"pool_pre_ping": True, "pool_timeout": BUSY_SECONDS, "max_overflow": 20}
     if address.get_backend_name() == "sqlite":
-        _make_folder(address)
+        file = _made_file(address)
         engine = sa.create_engine(address, connect_args={"timeout": BUSY_SECONDS}, **options)
         sa.event.listen(engine, "connect", _prepare_sqlite)
         sa.event.listen(engine, "begin", _begin_sqlite)
-        return Database(engine)
+        return Database(engine, file)
     try:
         return Database(sa.create_engine(address, connect_args={"connect_timeout": BUSY_SECONDS}, **options))
     except ModuleNotFoundError:
@@ -123,12 +134,15 @@ def _address(url: str | None) -> URL:
     return address.set(drivername=DRIVERS[backend])
 
 
-def _make_folder(address: URL) -> None:
-    folder = Path(address.database or "").absolute().parent
+def _made_file(address: URL) -> Landmark:
+    file = Path(address.database or "").absolute()
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if not file.exists():
+            file.touch(0o644)  # to SQLite, an empty file is an empty database
+        return Landmark.at(file)
     except OSError as error:
-        raise DatabaseFault(f"{folder}: no place for the database: {error.strerror}") from None
+        raise DatabaseFault(f"{file.parent}: no place for the database: {error.strerror}") from None
 
 
 def _prepare_sqlite(connection: Any, _record: object) -> None:

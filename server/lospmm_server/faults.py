@@ -13,13 +13,10 @@ class DatabaseFault(LospmmError):
     """A database that cannot be reached, or refuses to work. It may be back at any time."""
 
     exit_code = 4
-    headers: ClassVar[Mapping[str, str]] = {"Retry-After": str(RETRY_SECONDS)}
 
 
 class Busy(LospmmError):
     """Too many jobs wait or run already."""
-
-    headers: ClassVar[Mapping[str, str]] = {"Retry-After": str(RETRY_SECONDS)}
 
 
 class Stopping(LospmmError):

@@ -109,7 +109,7 @@ class Pages:
     def error(self, request: Request, problem: Problem, headers: Mapping[str, str] | None = None) -> Response:
         """Render a problem as a page."""
         response = self.page(request, "error.html", problem.status, title=problem.title, problem=problem)
-        response.headers.update(headers or {})
+        response.headers.update(problems.headers_of(problem, headers))
         return response
 
 

@@ -14,14 +14,25 @@ from lospmm.errors import (
     BadMatrix,
     BadRequest,
     BadSettings,
+    DiskFault,
     GpuFault,
     LospmmError,
     NothingFits,
+    ServiceFault,
     ToolchainFault,
     Unsupported,
     VerificationFailed,
 )
-from lospmm_server.faults import Busy, Cancelled, DatabaseFault, GaveUp, LayersFailed, OutOfTime, Stopping
+from lospmm_server.faults import (
+    RETRY_SECONDS,
+    Busy,
+    Cancelled,
+    DatabaseFault,
+    GaveUp,
+    LayersFailed,
+    OutOfTime,
+    Stopping,
+)
 from lospmm_server.schemas import Problem
 
 MEDIA_TYPE = "application/problem+json"
@@ -52,6 +63,8 @@ ERRORS: Mapping[type[LospmmError], ProblemKind] = {
     GpuFault: ProblemKind("gpu-fault", "The GPU failed", 500),
     VerificationFailed: ProblemKind("verification-failed", "The kernel computes something else", 500),
     DatabaseFault: ProblemKind("unavailable", "The service cannot do work now", 503),
+    DiskFault: ProblemKind("unavailable", "The service cannot do work now", 503),
+    ServiceFault: ProblemKind("unavailable", "The service cannot do work now", 503),
     Stopping: ProblemKind("unavailable", "The service cannot do work now", 503),
     Busy: ProblemKind("busy", "Too many jobs wait already", 429),
     Cancelled: ProblemKind("cancelled", "The job was cancelled", 409),
@@ -108,7 +121,13 @@ def describe(error: BaseException) -> Problem:
 
 def problem_response(problem: Problem, headers: Mapping[str, str] | None = None) -> Response:
     """Return a problem as an HTTP answer."""
-    return JSONResponse(problem.model_dump(), problem.status, headers, MEDIA_TYPE)
+    return JSONResponse(problem.model_dump(), problem.status, headers_of(problem, headers), MEDIA_TYPE)
+
+
+def headers_of(problem: Problem, headers: Mapping[str, str] | None) -> dict[str, str]:
+    """Return ``headers``, with Retry-After where the same request may be taken later."""
+    retry = {"Retry-After": str(RETRY_SECONDS)} if problem.status in (429, 503) else {}
+    return retry | dict(headers or {})
 
 
 async def handle(request: Request, error: Exception) -> Response:

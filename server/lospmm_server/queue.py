@@ -2,7 +2,7 @@
 
     nothing, ended --submit--> queued --claim--> running --finish, fail--> succeeded, failed
                                   ^                 |
-                                  +-- give_back, release: its worker left, or died --+
+                                  +-- give_back, put_back, release: its worker left, failed by chance, or died
 
 A worker that runs a job counts up its ``beat`` and is its only owner: what it says counts while the row names it. No
 clock is needed for that (``leases.py``). ``cancel`` ends a queued job, and asks the owner of a running one.
@@ -16,11 +16,10 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from lospmm.errors import BadRequest
 from lospmm.settings import settings
-from lospmm_server import observations
+from lospmm_server import admission, observations
 from lospmm_server.database import Database
-from lospmm_server.faults import Busy, Cancelled, GaveUp
+from lospmm_server.faults import Cancelled, GaveUp
 from lospmm_server.problems import describe
 from lospmm_server.schemas import Problem
 from lospmm_server.tables import PENDING, events, kernels, layers, models
@@ -95,14 +94,14 @@ def submit(database: Database, order: KernelOrder, key: str) -> None:
     If the kernel of a successful job is lost, ``requeue`` queues it again.
     """
     with database.write() as connection:
-        _check_room(connection, key, [] if order.is_kept else [order.digest])
+        admission.check_room(connection, key, [] if order.is_kept else [order.digest])
         _submit(connection, order, key)
 
 
 def submit_model(database: Database, model: ModelOrder, key: str) -> None:
     """Queue every layer, equal ones once; all of them are accepted or none. Raises Busy."""
     with database.write() as connection:
-        _check_room(connection, key, model.new)
+        admission.check_room(connection, key, model.new)
         connection.execute(sa.delete(layers).where(layers.c.model == model.id))
         connection.execute(sa.delete(models).where(models.c.id == model.id))
         turn = _event(connection, model.id, "posted", {"model": model.name, "layers": len(model.layers)})
@@ -116,7 +115,7 @@ def submit_model(database: Database, model: ModelOrder, key: str) -> None:
 def check_room(database: Database, key: str, digests: Sequence[str]) -> None:
     """Raise Busy if these jobs would be refused: call it before their matrices are stored."""
     with database.read() as connection:
-        _check_room(connection, key, digests)
+        admission.check_room(connection, key, digests)
 
 
 def claim(database: Database, owner: str, gpu: str) -> Claim | None:
@@ -182,6 +181,15 @@ def give_back(database: Database, claimed: Claim) -> bool:
             _change(connection, row.digest, waiting)
             _event(connection, row.digest, "queued", _queued(row.request, row.model))
         return True
+
+
+def put_back(database: Database, claimed: Claim, problem: Problem) -> bool:
+    """Return a job to the end of the queue, or fail it with ``problem`` if the attempt was the last."""
+    with database.write() as connection:
+        row = _owned(connection, claimed)
+        if row is not None:
+            _retry(connection, row, problem)
+        return row is not None
 
 
 def running(database: Database) -> dict[tuple[str, str], int]:
@@ -280,13 +288,16 @@ def _failure(problem: Problem) -> tuple[Json, Json]:
 
 
 def _release(connection: sa.Connection, row: Any) -> None:
-    limit = settings().max_attempts
+    where = f"in the stage {row.stage}" if row.stage else "at its beginning"
+    message = f"{row.attempts} workers that ran this job have died, the last one {where}; post it again to retry"
+    _retry(connection, row, describe(GaveUp(message)))
+
+
+def _retry(connection: sa.Connection, row: Any, problem: Problem) -> None:
     if row.cancel:
         _cancelled(connection, row.digest)
-    elif row.attempts >= limit:
-        where = f"in the stage {row.stage}" if row.stage else "at its beginning"
-        message = f"{row.attempts} workers that ran this job have died, the last one {where}; post it again to retry"
-        _ended(connection, row.digest, "failed", *_failure(describe(GaveUp(message))))
+    elif row.attempts >= settings().max_attempts:
+        _ended(connection, row.digest, "failed", *_failure(problem))
     else:  # behind the others: if it kills workers, the others run first
         _queue(connection, row, {})
 
@@ -365,34 +376,6 @@ def _layer_row(model: str, position: int, layer: Layer) -> Json:
         "error": None if layer.error is None else layer.error.model_dump(),
         "skipped": layer.skipped,
     }
-
-
-def _check_room(connection: sa.Connection, key: str, asked: Sequence[str]) -> None:
-    pending = sa.select(kernels.c.digest).where(kernels.c.state.in_(PENDING) & kernels.c.digest.in_(asked))
-    new = len(asked) - len(connection.execute(pending).all())
-    if new:
-        _refuse(*_under_way(connection, key), new=new)
-
-
-def _under_way(connection: sa.Connection, key: str) -> tuple[int, int]:
-    """Return how many jobs wait or run: all, and those of one key."""
-    of_key = sa.func.count().filter(kernels.c.key == key)
-    row = connection.execute(sa.select(sa.func.count(), of_key).where(kernels.c.state.in_(PENDING))).one()
-    return int(row[0]), int(row[1])
-
-
-def _refuse(total: int, of_key: int, *, new: int) -> None:
-    limits = settings()
-    known = (
-        (total, limits.max_jobs, "", "jobs are under way"),
-        (of_key, limits.max_jobs_per_key, " of one key", "jobs of this key are under way"),
-    )
-    for _, limit, of, _ in known:  # permanent failures first
-        if new > limit:
-            raise BadRequest(f"{new} jobs at once, more than the {limit} that this service takes{of}; post fewer")
-    for count, limit, _, whose in known:
-        if count + new > limit:
-            raise Busy(f"{count} {whose}, and this service takes {limit}; try again later")
 
 
 def _now() -> datetime:

@@ -98,11 +98,12 @@ class Service:
         """Return the order of a settled request, and store its matrix if it must be tuned; thread-safe.
 
         The matrix goes to ``staged`` if given, as long as the rest of a model is not yet accepted. Raises Busy before
-        anything is written, ToolchainFault if the disk fails.
+        anything is written, DiskFault.
         """
         digest, options = request.digest, request.options
         kept = self.shelf.at_hand(digest) or self.shelf.find(digest)
         if kept is None:
+            self.shelf.disk.check()
             queue.check_room(self.database, key, [digest])
             keep_matrix(request.problem.matrix, self.store, staged)
         gpu = request.problem.device.name if "gpu" in (options.measure, options.verify) else ""
@@ -118,7 +119,7 @@ class Service:
         return model
 
     async def kernel(self, digest: str) -> ShelvedKernel:
-        """Return a finished kernel. Raises HTTPException 404; one that was lost is then tuned again."""
+        """Return a finished kernel. Raises HTTPException 404, where one that was lost is tuned again; DiskFault."""
         found = self.shelf.at_hand(digest) or await asyncio.to_thread(self.shelf.find, digest)
         if found is None:
             lost = await self.ask(queue.requeue, self.database, digest)
@@ -127,7 +128,7 @@ class Service:
         return found
 
     async def job(self, job_id: str) -> JobRow:
-        """Return a job as it is now. Raises HTTPException 404."""
+        """Return a job as it is now. Raises HTTPException 404, DiskFault."""
         job = await self.ask(queries.find_job, self.database, job_id)
         if job is not None and (job.kind == "model" or job.state != JobState.SUCCEEDED):
             return job

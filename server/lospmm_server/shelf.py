@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from lospmm.artifact import kept
 from lospmm.artifact.artifact import Artifact
 from lospmm.store import Store
+from lospmm_server.disk import Disk
 from lospmm_server.responses import Files, files_of
 
 #: Seconds for which a kernel is sent without checking the disk.
@@ -40,7 +41,7 @@ class Shelf:
     """The cache; thread-safe."""
 
     def __init__(self, store: Store) -> None:
-        self._store = store
+        self._store, self.disk = store, Disk.under(store.root)
         self._kept: OrderedDict[str, ShelvedKernel] = OrderedDict()
         self._size = 0
         self._lock = threading.Lock()
@@ -62,9 +63,14 @@ class Shelf:
             return kept
 
     def find(self, digest: str) -> ShelvedKernel | None:
-        """Return the kernel from the store, every byte checked. Raises ToolchainFault if the disk fails."""
+        """Return the kernel from the store, every byte checked.
+
+        Raises DiskFault, also if the disk was lost: its kernels may come back.
+        """
         checked = time.monotonic()
         artifact = kept.find(digest, self._store)
+        if artifact is None:
+            self.disk.cache.check()
         with self._lock:
             old = self._kept.pop(digest, None)
             self._size -= 0 if old is None else old.size

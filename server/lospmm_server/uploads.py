@@ -31,7 +31,6 @@ from lospmm.settings import settings
 from lospmm.toolchain.discover import find_toolkit, has_arch
 from lospmm.tuning.options import Options
 from lospmm.tuning.request import Request as TuningRequest
-from lospmm_server.faults import RETRY_SECONDS
 from lospmm_server.schemas import KernelQuery, TuningQuery
 
 #: The value of LOSPMM_WORKER_GPU for workers without a GPU.
@@ -242,7 +241,7 @@ def _to_disk() -> Iterator[None]:
         _log.warning("an upload cannot be written down: %s", error)
         who = "service" if error.errno in (errno.EMFILE, errno.ENFILE) else "disk of the service"
         why = f"the {who} takes no upload now: {error.strerror or error}"
-        raise HTTPException(503, why, {"Retry-After": str(RETRY_SECONDS)}) from None
+        raise HTTPException(503, why) from None
 
 
 async def body_within(request: Request, limit: int) -> AsyncGenerator[bytes, None]:

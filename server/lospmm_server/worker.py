@@ -12,11 +12,12 @@ from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
 
 from lospmm.artifact import kept
-from lospmm.errors import LospmmError
+from lospmm.errors import BadRequest, DiskFault, LospmmError, NothingFits
 from lospmm.settings import settings
 from lospmm.store import Store
 from lospmm_server import observations, queue, retention
 from lospmm_server.database import Database
+from lospmm_server.disk import Disk
 from lospmm_server.faults import DatabaseFault, OutOfTime
 from lospmm_server.leases import BEAT_SECONDS, GRACE_SECONDS, Lookout, new_name
 from lospmm_server.logs import about_job
@@ -28,7 +29,7 @@ from lospmm_server.tuning import Died, Tune, TuningProgress
 POLL_SECONDS = 0.2
 TICK_SECONDS = 0.3
 
-#: Seconds that it waits for an unreachable database: longer each time, up to the second figure.
+#: Seconds that it waits for an unreachable database or a full disk: longer each time, up to the second figure.
 BACKOFF_SECONDS = (0.5, 10.0)
 
 #: Seconds between two removals of old jobs.
@@ -57,6 +58,7 @@ class Worker:
     def __init__(self, database: Database, store: Store, tune: Tune, *, name: str = "", gpu: str = "") -> None:
         self.name = name or new_name()
         self._database, self._store, self._tune, self._gpu = database, store, tune, gpu
+        self._disk, self._doubts_disk = Disk.under(store.root), False
         self._lookout = Lookout()
         self._tidied = time.monotonic()
         self._pause = 0.0
@@ -65,12 +67,14 @@ class Worker:
         """Work until ``stop`` is set; a running job is then given back within GRACE_SECONDS."""
         while not stop.is_set():
             try:
+                self._disk.check(by_writing=self._doubts_disk)
+                self._doubts_disk = False
                 claim = queue.claim(self._database, self.name, self._gpu)
                 if claim is None:
                     self._look_after_others()
                 self._pause = 0.0
-            except DatabaseFault as error:
-                self._wait_for_database(error, stop)
+            except (DatabaseFault, DiskFault) as error:
+                self._wait(error, stop)
                 continue
             if claim is None:
                 stop.wait(POLL_SECONDS)
@@ -140,7 +144,7 @@ class Worker:
             except DatabaseFault as error:
                 if stop.is_set():
                     return
-                self._wait_for_database(error, stop)
+                self._wait(error, stop)
 
     def _end(self, work: RunningJob, stop: threading.Event) -> None:
         claim = work.claim
@@ -159,13 +163,20 @@ class Worker:
             queue.fail(self._database, claim, describe(late))
         elif isinstance(error, CancelledError) or stop.is_set():
             queue.give_back(self._database, claim)  # cancelled there, if that was asked for
+        elif not isinstance(error, (BadRequest, NothingFits)) and (lacks := self._disk.lacks()):
+            self._doubts_disk = True
+            queue.give_back(self._database, claim)
+            _log.warning("the job waits for the disk: %s", "; ".join(lacks))
+        elif isinstance(error, DiskFault):  # well by now: another filled it, or this job did
+            queue.put_back(self._database, claim, describe(error))
+            _log.warning("the job is queued again, or given up: %s", error)
         else:
             if not isinstance(error, LospmmError):
                 _log.error("the job failed unexpectedly", exc_info=error)
             queue.fail(self._database, claim, describe(error))
             _log.info("the job has failed: %s", error)
 
-    def _wait_for_database(self, error: DatabaseFault, stop: threading.Event) -> None:
+    def _wait(self, error: LospmmError, stop: threading.Event) -> None:
         shortest, longest = BACKOFF_SECONDS
         self._pause = min(longest, max(shortest, 2 * self._pause))
         _log.warning("%s; next try in %.1f s", error, self._pause)

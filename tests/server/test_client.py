@@ -25,7 +25,7 @@ from lospmm.client.answers import ProblemDetails
 from lospmm.client.client import Client
 from lospmm.client.connection import Gone
 from lospmm.client.queries import options_query
-from lospmm.errors import BadMatrix, BadRequest, BadSettings, LospmmError, ServiceFault, Unsupported
+from lospmm.errors import BadMatrix, BadRequest, BadSettings, DiskFault, LospmmError, ServiceFault, Unsupported
 from lospmm.matrix.csr import from_dense
 from lospmm.matrix.readers import VECTOR
 from lospmm.model.layer_table import LayerSpec, LayerTable
@@ -256,12 +256,16 @@ def test_a_key() -> None:
             assert client.tune(weights(), 64, device="h200").manifest["n"] == 64
 
 
+#: Settings and disks that are the service's own.
+OF_THE_SERVICE = (BadSettings, DiskFault)
+
+
 @pytest.mark.parametrize("error", problems.ERRORS)
 def test_problems_become_the_errors_that_they_were(error: type[LospmmError]) -> None:
     kind = problems.ERRORS[error]
     found = remote.error_of(ProblemDetails(f"/problems/{kind.name}", "why"), "http://there")
     assert str(found) == "http://there: why"
-    is_core = error.__module__ == "lospmm.errors" and error is not BadSettings  # which means the service's own
+    is_core = error.__module__ == "lospmm.errors" and error not in OF_THE_SERVICE
     if is_core:
         assert type(found) is error
     else:

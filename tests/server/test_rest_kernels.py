@@ -13,8 +13,8 @@ from starlette.testclient import TestClient
 
 from lospmm.matrix.csr import from_dense
 from lospmm.problem.device import DEVICES
-from lospmm.store import Store
 from lospmm_server import shelf
+from lospmm_server.disk import Disk, Landmark
 from lospmm_server.schemas import Kernel
 from lospmm_server.service import Service
 from tests.fixtures.files import saved, smtx
@@ -314,10 +314,10 @@ def test_health_and_readiness(
     assert client.get("/healthz").json() == {"status": "ok"}
     assert client.get("/readyz").json() == {"status": "ready"}
     set_environment("LOSPMM_TOOLKIT", "/nowhere")
-    monkeypatch.setattr(service, "store", Store(tmp_path / "file"))
     (tmp_path / "file").write_text("a file where the cache should be")
+    monkeypatch.setattr(service.shelf, "disk", Disk(Landmark.at(tmp_path / "file")))
     answer = client.get("/readyz")
     assert (answer.status_code, answer.json()["type"]) == (503, "/problems/unavailable")
     assert "LOSPMM_TOOLKIT: no nvcc in /nowhere/bin" in answer.json()["detail"]
-    assert "cannot be written: File exists" in answer.json()["detail"]
+    assert "cannot be written: Not a directory" in answer.json()["detail"]
     assert client.get("/healthz").status_code == 200

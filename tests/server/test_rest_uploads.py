@@ -15,7 +15,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from lospmm.settings import settings
-from lospmm_server import readiness
+from lospmm_server import disk
 from lospmm_server.access import AccessLog
 from lospmm_server.uploads import FORM_BYTES
 from tests.fixtures.files import csr, npy, npz, safetensors, tensor
@@ -197,7 +197,7 @@ def test_a_disk_that_takes_no_upload(shared: TestClient, monkeypatch: pytest.Mon
 def test_a_disk_that_is_full_is_not_ready(shared: TestClient) -> None:
     """It takes files all the same, as long as nothing is in them."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (readiness.PROBE_BYTES // 2, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (disk.PROBE_BYTES // 2, hard))
     try:
         answer = shared.get("/readyz")
     finally:

@@ -224,7 +224,7 @@ def test_a_matrix_that_was_removed_or_damaged(idle_client: TestClient) -> None:
         damage(next((settings().cache_dir / MATRICES).glob("*/*/matrix.npz")))
         with working():
             ended = idle_client.get(f"{job}?wait=60").json()
-        assert (ended["state"], ended["error"]["type"]) == ("failed", "/problems/bad-request")
+        assert (ended["state"], ended["error"]["type"]) == ("failed", "/problems/unavailable")
         assert ended["error"]["detail"].endswith("no longer in the store, or damaged; post it again")
     assert idle_client.post(f"{POST}&wait=0", content=npy_file()).status_code == 202
     with working():
@@ -297,20 +297,22 @@ def test_a_full_disk_is_a_reason(client: TestClient, monkeypatch: pytest.MonkeyP
     with monkeypatch.context() as patched:
         patched.setattr("lospmm.store._write", full)
         refused = client.post(f"{POST}&wait=60", content=npy_file())
-    assert (refused.status_code, refused.json()["type"]) == (500, "/problems/toolchain-fault")
+    assert (refused.status_code, refused.json()["type"]) == (503, "/problems/unavailable")
+    assert int(refused.headers["retry-after"]) > 0
     assert f"the store in {settings().cache_dir} cannot be used: No space left" in refused.json()["detail"]
     assert client.get("/v1/jobs").json()["jobs"] == []  # nothing was accepted
     assert client.post(f"{POST}&wait=60", content=npy_file()).status_code == 201
 
 
-def test_a_disk_that_fills_up_while_a_job_runs(client: TestClient, slow_toolkit: SlowToolkit) -> None:
+def test_a_job_that_always_fills_the_disk_is_given_up(client: TestClient, slow_toolkit: SlowToolkit) -> None:
+    """Whenever it has failed, there is room again: its own files were too many."""
     job = client.post(f"{POST}&wait=0", content=npy_file()).headers["location"]
     wait_until(lambda: slow_toolkit.compilations)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("lospmm.store._write", _fail_for_lack_of_space)
         slow_toolkit.gate.touch()
         ended = client.get(f"{job}?wait=60").json()
-    assert (ended["state"], ended["error"]["type"]) == ("failed", "/problems/toolchain-fault")
+    assert (ended["state"], ended["attempts"], ended["error"]["type"]) == ("failed", 3, "/problems/unavailable")
     assert str(settings().cache_dir) in ended["error"]["detail"]
 
 
