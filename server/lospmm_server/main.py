@@ -13,23 +13,21 @@ from ipaddress import ip_address
 from types import FrameType
 from typing import Any, TypeAlias
 
-import uvicorn
-
 from lospmm.artifact import kept
 from lospmm.errors import BadRequest
 from lospmm.gpu.detect import own_gpu
 from lospmm.settings import be_a_service, settings, unknown_variables
 from lospmm.toolchain.discover import find_toolkit
 from lospmm_server import keys, logs, memory
-from lospmm_server.app import create_app
 from lospmm_server.database import Database, open_database
+from lospmm_server.http_server import Server
 from lospmm_server.service import Service
 from lospmm_server.tuning import tune_here
 from lospmm_server.uploads import check_worker_gpu
 from lospmm_server.worker import Worker
 
-#: Seconds that an orderly end waits for uploads and answers in progress.
-LEAVE_SECONDS = 3
+#: Seconds after which a client that does not read its answer is given up.
+UNREAD_SECONDS = 60
 
 #: Seconds between two checks of a worker whether its parent still runs.
 PARENT_SECONDS = 0.5
@@ -42,22 +40,6 @@ _log = logging.getLogger(__name__)
 
 #: A family of addresses and what its sockets are bound to.
 Address: TypeAlias = tuple[socket.AddressFamily, tuple[Any, ...]]
-
-
-class Server(uvicorn.Server):
-    """The HTTP server of a service; waiting requests get their answer when it stops."""
-
-    def __init__(self, service: Service) -> None:
-        config = uvicorn.Config(
-            create_app(service), timeout_graceful_shutdown=LEAVE_SECONDS, log_config=None, access_log=False
-        )
-        super().__init__(config)
-        self._service = service
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Wake waiting requests before the connections are closed: they get their answer at once."""
-        self._service.stop()
-        await super().shutdown(sockets)
 
 
 def serve(host: str, port: int, workers: int) -> None:
@@ -161,6 +143,8 @@ def listen(host: str, port: int) -> list[socket.socket]:
             # Connections inherit it. Else the body of an answer, which is written after its head, waits 40 ms for the
             # client's kernel to confirm the head; asyncio sees to that only for sockets that name their protocol.
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            # They inherit this too. An answer that its client does not take would keep a descriptor for ever.
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD_SECONDS * 1000)
         return listeners
     except OSError as error:  # the error's text repeats the address
         reason = os.strerror(error.errno) if error.errno else error

@@ -8,8 +8,9 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 
+from lospmm_server.http_server import Server
 from lospmm_server.keys import Keyring
-from lospmm_server.main import Server, listen
+from lospmm_server.main import listen
 from lospmm_server.service import Service
 from tests.fixtures.waiting import wait_until
 from tests.server.conftest import new_service, working

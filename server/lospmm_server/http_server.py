@@ -1,0 +1,47 @@
+"""The HTTP server: uvicorn, with limits on connections, and an end at which waiting requests are answered."""
+
+import asyncio
+import resource
+import socket
+from functools import partial
+
+import uvicorn
+
+from lospmm_server.app import create_app
+from lospmm_server.connections import ACCEPTED_AT_ONCE, Door, GuardedConnection, most_connections
+from lospmm_server.service import Service
+
+#: Seconds that an orderly end waits for uploads and answers in progress.
+LEAVE_SECONDS = 3
+
+#: Connections that the system keeps until they are accepted.
+BACKLOG = 2048
+
+
+class Server(uvicorn.Server):
+    """The HTTP server of a service; waiting requests get their answer when it stops."""
+
+    def __init__(self, service: Service) -> None:
+        self._door = Door(most_connections(resource.getrlimit(resource.RLIMIT_NOFILE)[0]))
+        config = uvicorn.Config(
+            create_app(service),
+            http=partial(GuardedConnection, self._door),  # type: ignore[arg-type]  # it is called, and no more
+            backlog=ACCEPTED_AT_ONCE,
+            timeout_graceful_shutdown=LEAVE_SECONDS,
+            log_config=None,
+            access_log=False,
+        )
+        super().__init__(config)
+        self._service = service
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, with room for those that are not accepted at once."""
+        asyncio.get_running_loop().set_exception_handler(self._door.report)
+        await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(BACKLOG)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Wake waiting requests before the connections are closed: they get their answer at once."""
+        self._service.stop()
+        await super().shutdown(sockets)
