@@ -103,7 +103,7 @@ def read_model(files: Received, query: ModelQuery, order: Callable[[Request], Ke
 
 async def submit_model(service: Service, files: Received, query: ModelQuery, key: str) -> ModelOrder:
     """Queue the layers of a model. Raises what ``read_model`` does, Busy, and HTTPException 503."""
-    model = await service.take(lambda: service.order_all(partial(read_model, files, query), key))
+    model = await service.take(lambda: service.order_all(partial(read_model, files, query), key), files.size)
     for layer in model.layers:
         if layer.order is not None:
             service.metrics.artifact_requested(hit=layer.order.is_kept)

@@ -32,8 +32,11 @@ from lospmm_server.queue import KernelOrder, ModelOrder
 from lospmm_server.schemas import JobState
 from lospmm_server.shelf import Shelf, ShelvedKernel
 
-#: Uploads that are parsed at the same time: one may take 300 MB (benchmarks/serving/large.py).
-READERS = 1
+#: Bodies that are parsed at the same time: of the large, one may take 300 MB (benchmarks/serving/large.py) and seconds.
+LARGE_READERS, SMALL_READERS = 1, 2
+
+#: Bytes of a small body.
+SMALL_BYTES = 4 << 20
 
 #: Transactions at the same time; writers wait for each other anyway.
 TRANSACTIONS = 4
@@ -52,7 +55,8 @@ class Service:
         self.metrics = Metrics()
         self.watch = Watch(database)
         self.crew = LocalWorkers(database, workers)
-        self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="read")
+        self._large_readers = ThreadPoolExecutor(LARGE_READERS, thread_name_prefix="read")
+        self._small_readers = ThreadPoolExecutor(SMALL_READERS, thread_name_prefix="read-small")
         self._clerks = ThreadPoolExecutor(TRANSACTIONS, thread_name_prefix="database")
         self._counted: int | None = None  # the last event counted by the metrics
         self._counting = asyncio.Lock()
@@ -82,17 +86,22 @@ class Service:
         """Answer the waiting requests, and have the workers give their jobs back."""
         self.watch.stop()
         self.crew.stop()
-        self._readers.shutdown(wait=False)
+        self._large_readers.shutdown(wait=False)
+        self._small_readers.shutdown(wait=False)
 
     async def ask(self, function: Callable[..., Result], *arguments: object) -> Result:
         """Call a function of ``queue`` or ``queries`` in a thread."""
         return await self._in(self._clerks, partial(function, *arguments))
 
-    async def take(self, read: Callable[[], Result]) -> Result:
-        """Call ``read`` on a body in a thread, with few others at a time. Raises what it does, and Stopping."""
+    async def take(self, read: Callable[[], Result], size: int) -> Result:
+        """Call ``read`` on a body of ``size`` bytes in a thread, with few others at a time; small ones pass large ones.
+
+        Raises what it does, and Stopping.
+        """
         if self.is_stopping:
             raise Stopping
-        return await self._in(self._readers, lambda: _forgetful(read))
+        readers = self._small_readers if size <= SMALL_BYTES else self._large_readers
+        return await self._in(readers, lambda: _forgetful(read))
 
     def order(self, request: Request, key: str, staged: Store | None = None) -> KernelOrder:
         """Return the order of a settled request, and store its matrix if it must be tuned; thread-safe.
@@ -118,9 +127,13 @@ class Service:
             self.store.adopt(staged)
         return model
 
+    async def find(self, digest: str) -> ShelvedKernel | None:
+        """Return a finished kernel, or None. Raises DiskFault."""
+        return self.shelf.at_hand(digest) or await asyncio.to_thread(self.shelf.find, digest)
+
     async def kernel(self, digest: str) -> ShelvedKernel:
         """Return a finished kernel. Raises HTTPException 404, where one that was lost is tuned again; DiskFault."""
-        found = self.shelf.at_hand(digest) or await asyncio.to_thread(self.shelf.find, digest)
+        found = await self.find(digest)
         if found is None:
             lost = await self.ask(queue.requeue, self.database, digest)
             why = "its files were damaged or removed; it is tuned again" if lost else "post its matrix (again)"
@@ -132,7 +145,7 @@ class Service:
         job = await self.ask(queries.find_job, self.database, job_id)
         if job is not None and (job.kind == "model" or job.state != JobState.SUCCEEDED):
             return job
-        kept = self.shelf.at_hand(job_id) or await asyncio.to_thread(self.shelf.find, job_id)
+        kept = await self.find(job_id)
         if kept is not None:
             return job or JobRow(id=job_id, kind="kernel", state=JobState.SUCCEEDED)
         if job is not None:

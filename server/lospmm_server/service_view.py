@@ -36,7 +36,7 @@ class ServiceView:
     async def submit(self, request: Request, files: Received, query: KernelQuery) -> str:
         """Have a matrix tuned; return the id of the job."""
         service, key = self._service, request.state.key
-        order = await service.take(lambda: service.order(read_request(files, query), key))
+        order = await service.take(lambda: service.order(read_request(files, query), key), files.size)
         service.metrics.artifact_requested(hit=order.is_kept)
         if not order.is_kept:
             await service.ask(queue.submit, service.database, order, key)

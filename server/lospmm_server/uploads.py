@@ -63,6 +63,11 @@ class Received:
     biases: Sequence[UploadFile] = ()
     table: UploadFile | None = None
 
+    @property
+    def size(self) -> int:
+        """Bytes of the matrices."""
+        return sum(upload.size or 0 for upload in self.matrices)
+
 
 def received(request: Request, *, files: int = 1) -> AbstractAsyncContextManager[Received]:
     """Yield the files of the body, at most ``files`` matrices; larger ones are on disk.
@@ -166,7 +171,7 @@ async def _raw(request: Request, limit: int) -> AsyncIterator[Received]:
 
 async def _written(request: Request, limit: int) -> UploadFile:
     with _to_disk(), ExitStack() as stack:
-        upload = UploadFile(stack.enter_context(tempfile.TemporaryFile()), filename=FIELD)
+        upload = UploadFile(stack.enter_context(tempfile.TemporaryFile()), size=0, filename=FIELD)
         async for chunk in body_within(request, limit):
             await upload.write(chunk)
         await upload.seek(0)  # everything has been written by now

@@ -4,8 +4,10 @@ import asyncio
 import gc
 import resource
 import socket
+import threading
 import zipfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,9 +17,12 @@ import pytest
 from starlette.testclient import TestClient
 
 from lospmm.settings import settings
-from lospmm_server import disk
+from lospmm.tuning.request import Request
+from lospmm_server import api, disk
 from lospmm_server.access import AccessLog
-from lospmm_server.uploads import FORM_BYTES
+from lospmm_server.schemas import KernelQuery
+from lospmm_server.service import SMALL_BYTES
+from lospmm_server.uploads import FORM_BYTES, Received
 from tests.fixtures.files import csr, npy, npz, safetensors, tensor
 from tests.fixtures.waiting import wait_until
 from tests.server.conftest import npy_file
@@ -269,3 +274,50 @@ def test_a_body_that_does_not_come(set_environment: Callable[[str, object], None
     assert answer.startswith(b"HTTP/1.1 408 ")
     assert b'"/problems/too-slow"' in answer
     assert b"within the 0.5 s that LOSPMM_UPLOAD_SECONDS allows" in answer
+
+
+def test_small_uploads_pass_large_ones(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, set_environment: Callable[[str, object], None]
+) -> None:
+    """Those that take seconds, among them each that is refused in the end."""
+    set_environment("LOSPMM_MAX_UPLOAD_BYTES", 16 << 20)
+    read, begun, go_on = api.read_request, threading.Event(), threading.Event()
+
+    def slow(files: Received, query: KernelQuery) -> Request:
+        if files.size > SMALL_BYTES:
+            begun.set()
+            assert go_on.wait(60)
+        return read(files, query)
+
+    monkeypatch.setattr(api, "read_request", slow)
+    with ThreadPoolExecutor(4) as pool:
+        large = [pool.submit(client.post, POST, content=bytes(SMALL_BYTES + 1)) for _ in range(4)]
+        try:
+            assert begun.wait(60)
+            assert client.post(POST, content=npy_file()).status_code == 201
+            assert client.post(POST, files={"matrix": ("W.npy", npy_file())}).status_code == 201
+            assert not any(one.done() for one in large)
+        finally:
+            go_on.set()
+        assert [one.result(60).status_code for one in large] == [422] * 4
+
+
+def test_a_kernel_whose_digest_is_known_needs_no_body(client: TestClient) -> None:
+    made = client.post(POST, content=npy_file()).json()
+    again = client.post(f"{POST}&digest={made['digest']}", content=b"no matrix")
+    assert (again.status_code, again.json()) == (201, made)
+    assert client.post(f"{POST}&digest={'0' * 64}", content=b"no matrix").status_code == 422
+    assert client.post(f"{POST}&digest={'0' * 64}", content=npy_file()).json() == made  # as of an earlier version
+    assert client.post(f"{POST}&digest=0", content=npy_file()).status_code == 422
+
+
+def test_a_body_that_is_not_read_is_not_asked_for() -> None:
+    with served() as port, client_at(port) as client:
+        digest = client.post(POST, content=npy_file()).json()["digest"]
+        for expected, sent in (("Expect: 100-continue", b""), ("Accept: */*", bytes(1 << 20))):
+            head = f"POST {POST}&digest={digest} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {1 << 20}\r\n{expected}"
+            with socket.create_connection(("127.0.0.1", port), timeout=60) as raw:
+                raw.sendall(f"{head}\r\nConnection: close\r\n\r\n".encode() + sent)
+                answer = b"".join(iter(lambda own=raw: own.recv(100_000), b""))
+            assert answer.startswith(b"HTTP/1.1 201 ")
+            assert digest.encode() in answer
