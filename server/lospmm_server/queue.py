@@ -119,19 +119,29 @@ def check_room(database: Database, key: str, digests: Sequence[str]) -> None:
 
 
 def claim(database: Database, owner: str, gpu: str) -> Claim | None:
-    """Make ``owner`` the owner of the oldest job that a worker with this GPU may run; None: there is none."""
+    """Make ``owner`` the owner of the next job that a worker with this GPU may run; None: there is none.
+
+    Keys take turns, and so do the models of a key, with its single kernels as one more: next is who was served longest
+    ago, and of its jobs the oldest.
+    """
     may_run = (kernels.c.state == "queued") & kernels.c.gpu.in_(("", gpu))
-    oldest = sa.select(kernels).where(may_run).order_by(kernels.c.turn).limit(1)
     with database.read() as connection:  # an idle worker must not block writers
-        if connection.execute(oldest).first() is None:
+        if connection.execute(sa.select(kernels.c.digest).where(may_run).limit(1)).first() is None:
             return None
+    oldest = sa.func.min(kernels.c.turn).label("turn")
+    waiting = sa.select(kernels.c.key, kernels.c.model, oldest).where(may_run)
+    lanes = waiting.group_by(kernels.c.key, kernels.c.model).subquery()
+    other = kernels.alias()
+    served = sa.select(sa.func.coalesce(sa.func.max(other.c.begun), 0)).where(other.c.key == lanes.c.key)
+    by_model = served.where(other.c.model == lanes.c.model).scalar_subquery()
+    turns = sa.select(lanes.c.turn).order_by(served.scalar_subquery(), by_model, lanes.c.turn).limit(1)
     with database.write() as connection:
-        row = connection.execute(oldest).first()
+        row = connection.execute(sa.select(kernels).where(kernels.c.turn == turns.scalar_subquery())).first()
         if row is None:
             return None
-        begun = {"state": "running", "owner": owner, "attempts": row.attempts + 1, "started": _now()}
+        event = _event(connection, row.digest, "running", {"attempt": row.attempts + 1})
+        begun = {"state": "running", "owner": owner, "attempts": row.attempts + 1, "started": _now(), "begun": event}
         _change(connection, row.digest, begun | {"beat": row.beat + 1, "stage": None, "progress": {}})
-        _event(connection, row.digest, "running", {"attempt": row.attempts + 1})
         return Claim(row.digest, owner, row.request, row.model, row.attempts + 1)
 
 
@@ -177,7 +187,7 @@ def give_back(database: Database, claimed: Claim) -> bool:
         if row.cancel:
             _cancelled(connection, row.digest)
         else:
-            waiting = {"state": "queued", "owner": None, "attempts": row.attempts - 1, "started": None}
+            waiting = {"state": "queued", "owner": None, "attempts": row.attempts - 1, "started": None, "begun": None}
             _change(connection, row.digest, waiting)
             _event(connection, row.digest, "queued", _queued(row.request, row.model))
         return True

@@ -45,6 +45,7 @@ kernels = sa.Table(
     metadata,
     sa.Column("digest", sa.String(64), primary_key=True, doc="of the request; the job's id"),
     sa.Column("turn", _id, nullable=False, doc="the id of the event that queued it: its place in the queue"),
+    sa.Column("begun", _id, doc="the id of the event that began it last: who was served last waits longest"),
     sa.Column("request", _json, nullable=False, doc="jobs.Request.to_json; the matrix lies in the store"),
     sa.Column("gpu", sa.String(80), nullable=False, doc="the GPU that it must run on; empty: none"),
     sa.Column("state", sa.String(16), nullable=False),
@@ -64,6 +65,8 @@ kernels = sa.Table(
     sa.Column("ended", Utc),
     sa.Index("kernels_state_turn", "state", "turn"),
     sa.Index("kernels_turn", "turn"),
+    sa.Index("kernels_key_begun", "key", "begun"),
+    sa.Index("kernels_key_model_begun", "key", "model", "begun"),
     sa.Index("kernels_owner", "owner"),
 )
 

@@ -81,6 +81,38 @@ def test_jobs_are_done_in_the_order_in_which_they_came(database: Database) -> No
     assert [int(claimed(database).digest, 16) for _ in range(3)] == [3, 1, 2]
 
 
+def test_keys_take_turns(database: Database) -> None:
+    """A small job behind five large models of another key waits for one layer, and the key's next for one more."""
+    for number in range(5):
+        layers = [order(10 * number + at) for at in range(1, 5)]
+        queue.submit_model(database, model(*layers, name=f"large{number}"), "large")
+    first = claimed(database)  # and not yet done when the small ones come
+    submitted(database, 101, 102, key="small")
+    queue.finish(database, first, {})
+    taken = []
+    for _ in range(4):
+        one = claimed(database)
+        queue.finish(database, one, {})
+        taken.append(int(one.digest, 16))
+    assert taken[0] == 101
+    assert taken[2] == 102
+    assert {taken[1], taken[3]} < set(range(1, 50))
+
+
+def test_models_of_a_key_take_turns_and_single_kernels_too(database: Database) -> None:
+    queue.submit_model(database, model(*(order(at) for at in range(1, 101)), name="hundred"), "")
+    queue.submit_model(database, model(order(201), order(202), name="two"), "")
+    submitted(database, 301, 302)
+    assert [int(claimed(database).digest, 16) for _ in range(8)] == [1, 201, 301, 2, 202, 302, 3, 4]
+
+
+def test_who_gives_a_job_back_keeps_the_turn(database: Database) -> None:
+    submitted(database, 1, 2, key="mine")
+    submitted(database, 3, key="theirs")
+    assert queue.give_back(database, claimed(database))
+    assert [int(claimed(database).digest, 16) for _ in range(3)] == [1, 3, 2]
+
+
 def test_a_job_posted_twice_is_one(database: Database) -> None:
     submitted(database, 1, 1)
     mine = claimed(database)
