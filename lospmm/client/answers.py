@@ -40,7 +40,7 @@ PROBLEMS: Mapping[str, type[LospmmError]] = MappingProxyType(
         **dict.fromkeys(
             (
                 "bad-request", "bad-parameter", "bad-body", "unauthorized", "forbidden", "not-found",
-                "method-not-allowed", "not-acceptable", "too-slow", "too-large",
+                "method-not-allowed", "not-acceptable", "too-slow", "too-large", "encoded-body",
             ),
             BadRequest,
         ),

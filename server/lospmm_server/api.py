@@ -33,7 +33,7 @@ router = APIRouter(tags=["kernels"])
     responses={
         201: {"model": Kernel, "content": {BINARY: {"schema": FILE}}, "description": "The kernel."},
         202: {"model": JobView, "description": "Not done yet; Location is the job."},
-        **problems_of(400, 401, 403, 406, 408, 409, 413, 422, 429, 500, 503),
+        **problems_of(400, 401, 403, 406, 408, 409, 413, 415, 422, 429, 500, 503),
     },
 )
 async def post_kernel(

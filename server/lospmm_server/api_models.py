@@ -29,7 +29,7 @@ router = APIRouter(tags=["models"])
     responses={
         201: {"model": JobView, "description": "Every layer has ended; some may have failed."},
         202: {"model": JobView, "description": "Layers are waiting or being tuned; Location is the job."},
-        **problems_of(400, 401, 403, 408, 413, 422, 429, 500, 503),
+        **problems_of(400, 401, 403, 408, 413, 415, 422, 429, 500, 503),
     },
 )
 async def post_model(query: Annotated[ModelQuery, Query()], request: Request, behind: Behind, key: KeyName) -> Response:

@@ -41,6 +41,7 @@ def create_app(service: Service) -> FastAPI:
         description="A pruned weight matrix comes in, a fully unrolled SpMM kernel for one GPU goes out.",
         lifespan=life,
         redoc_url=None,
+        redirect_slashes=False,  # to the host that the client named, whatever it is
         dependencies=[Depends(_admit)],
     )
     app.state.service = service
@@ -54,7 +55,10 @@ def create_app(service: Service) -> FastAPI:
 
 
 async def _admit(request: Request) -> None:
-    """Check the caller. Raises HTTPException 401 if a key is needed, 403 for pages of other sites."""
+    """Check the caller. Raises HTTPException 401 if a key is needed, 403 for pages of others, 400 for two lengths."""
+    if {"content-length", "transfer-encoding"} <= set(request.headers):  # a proxy may have believed the other one
+        why = "the body has two lengths: send Content-Length or Transfer-Encoding"
+        raise HTTPException(400, why, {"Connection": "close"})
     service: Service = request.app.state.service
     refuse_foreign_pages(request, is_open=service.keyring is None)
     request.state.key = keys.NOBODY

@@ -94,6 +94,7 @@ STATUSES: Mapping[int, ProblemKind] = {
         ProblemKind("not-acceptable", "No accepted media type is available", 406),
         ProblemKind("too-slow", "The body took too long", 408),
         ProblemKind("too-large", "The body is too large", 413),
+        ProblemKind("encoded-body", "The body is compressed", 415),
         ProblemKind("unavailable", "The service cannot do work now", 503),
     )
 }

@@ -250,7 +250,9 @@ def _to_disk() -> Iterator[None]:
 
 
 async def body_within(request: Request, limit: int) -> AsyncGenerator[bytes, None]:
-    """Yield the body in pieces. Raises HTTPException 408, and 413, at once if Content-Length says so."""
+    """Yield the body in pieces. Raises HTTPException 415, 408, and 413, at once if Content-Length says so."""
+    if (encoding := request.headers.get("content-encoding", "identity").lower()) != "identity":
+        raise HTTPException(415, f"Content-Encoding {encoding[:40]!r}: send the file as it is")
     if int(request.headers.get("content-length", 0)) > limit:
         raise _too_large()
     size, stream = 0, request.stream().__aiter__()

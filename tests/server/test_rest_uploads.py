@@ -321,3 +321,26 @@ def test_a_body_that_is_not_read_is_not_asked_for() -> None:
                 answer = b"".join(iter(lambda own=raw: own.recv(100_000), b""))
             assert answer.startswith(b"HTTP/1.1 201 ")
             assert digest.encode() in answer
+
+
+@pytest.mark.parametrize("body", [{"content": b"\x1f\x8b"}, {"files": {"matrix": ("W.npy", b"\x1f\x8b")}}])
+def test_a_compressed_body(shared: TestClient, body: dict[str, Any]) -> None:
+    for path in (POST, POST.replace("kernels", "models")):
+        refused = shared.post(path, headers={"Content-Encoding": "gzip"}, **body)
+        assert (refused.status_code, refused.json()["type"]) == (415, "/problems/encoded-body")
+
+
+def test_a_body_with_two_lengths_ends_the_connection() -> None:
+    """A proxy that believes the other one would take the rest for the next request, of somebody else."""
+    head = f"POST {POST} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with served(workers=0) as port, socket.create_connection(("127.0.0.1", port), timeout=20) as raw:
+        raw.sendall(f"{head}4\r\nabcd\r\n0\r\n\r\nGET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        answer = b"".join(iter(lambda: raw.recv(10_000), b""))
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert (answer.count(b"HTTP/1.1"), answer.count(b"/problems/bad-body")) == (1, 1)
+
+
+@pytest.mark.parametrize("path", ["/v1/jobs/", "/healthz/", "/docs/"])
+def test_no_answer_leads_to_the_host_that_was_named(shared: TestClient, path: str) -> None:
+    answer = shared.get(path, headers={"Host": "localhost:9999"}, follow_redirects=False)
+    assert (answer.status_code, "location" in answer.headers) == (404, False)
