@@ -3,6 +3,7 @@
 import asyncio
 import resource
 import socket
+from collections.abc import Callable
 from functools import partial
 
 import uvicorn
@@ -21,7 +22,7 @@ BACKLOG = 2048
 class Server(uvicorn.Server):
     """The HTTP server of a service; waiting requests get their answer when it stops."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, announce: Callable[[], None] = lambda: None) -> None:
         self._door = Door(most_connections(resource.getrlimit(resource.RLIMIT_NOFILE)[0]))
         config = uvicorn.Config(
             create_app(service),
@@ -32,14 +33,15 @@ class Server(uvicorn.Server):
             access_log=False,
         )
         super().__init__(config)
-        self._service = service
+        self._service, self._announce = service, announce
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, with room for those that are not accepted at once."""
+        """Listen, with room for those that are not accepted at once, and say so."""
         asyncio.get_running_loop().set_exception_handler(self._door.report)
         await super().startup(sockets)
         for listener in sockets or ():
             listener.listen(BACKLOG)
+        self._announce()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Wake waiting requests before the connections are closed: they get their answer at once."""

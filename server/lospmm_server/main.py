@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from ipaddress import ip_address
 from types import FrameType
 from typing import Any, TypeAlias
@@ -56,15 +57,18 @@ def serve(host: str, port: int, workers: int) -> None:
     database = _migrated()
     keyring = _keyring(addresses, database)
     listeners = listen(host, port)
-    for listener in listeners:
-        print(f"lospmm serves {_url(listener)}, described at {_url(listener)}/docs", file=sys.stderr, flush=True)
     logs.configure()
     memory.return_large_blocks()
     # At the end uvicorn raises the signal again. It must then end the process: Python would first wait for threads, and
     # one may be in the middle of a long file.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     service = Service(database, kept.open_store(), keyring=keyring, workers=workers)
-    Server(service).run(sockets=listeners)
+    Server(service, partial(_announce, listeners)).run(sockets=listeners)
+
+
+def _announce(listeners: Sequence[socket.socket]) -> None:
+    for listener in listeners:
+        print(f"lospmm serves {_url(listener)}, described at {_url(listener)}/docs", file=sys.stderr, flush=True)
 
 
 def _allow_open_files() -> None:

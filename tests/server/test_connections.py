@@ -4,17 +4,19 @@ import asyncio
 import errno
 import logging
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 
+import httpx2
 import psutil
 import pytest
 
 from lospmm_server import connections, http_server, main
 from lospmm_server.connections import Door, most_connections
 from tests.fixtures.waiting import wait_until
-from tests.server.conftest import npy_file
+from tests.server.conftest import new_service, npy_file
 from tests.server.processes import client_at
 from tests.server.served import served
 
@@ -136,3 +138,23 @@ def test_descriptors_that_run_out_are_one_line(caplog: pytest.LogCaptureFixture)
 
 def test_the_limit_is_below_that_of_files() -> None:
     assert [most_connections(files) for files in (40, 64, 1024, 1 << 20)] == [4, 16, 496, 524_272]
+
+
+def test_the_address_is_said_once_requests_are_taken() -> None:
+    (listener,) = main.listen("127.0.0.1", 0)
+    answers: list[int] = []
+
+    def ask() -> None:
+        answers.append(httpx2.get(f"http://127.0.0.1:{listener.getsockname()[1]}/healthz", timeout=60).status_code)
+        server.should_exit = True
+
+    asker = threading.Thread(target=ask)
+
+    def announced() -> None:
+        assert server.started  # uvicorn accepts
+        asker.start()
+
+    server = http_server.Server(new_service(), announced)
+    server.run(sockets=[listener])
+    asker.join()
+    assert answers == [200]
