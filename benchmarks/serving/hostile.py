@@ -90,7 +90,7 @@ def _files(draw: st.DrawFn) -> Attack:
     if draw(st.booleans()):
         return Attack(family, _form(path, _part(content, file=draw(st.sampled_from(_FILE_NAMES)))))
     encoding = draw(st.sampled_from([(), (), (), ("Content-Encoding: gzip",), ("Content-Type: text/html",)]))
-    return Attack(family, _raw(path, content, *encoding))
+    return Attack(family, _raw(path, content, *encoding), (415,) if "Content-Encoding: gzip" in encoding else (422,))
 
 
 @st.composite
