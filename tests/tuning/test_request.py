@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save as save_tensors
 
-from lospmm.errors import BadMatrix, BadRequest
+from lospmm.errors import BadMatrix, BadRequest, ServiceFault
 from lospmm.matrix.csr import SparseMatrix, from_coo
 from lospmm.matrix.readers import MatrixFile, read_model
 from lospmm.problem.convolution import Convolution
@@ -115,7 +115,7 @@ def test_a_damaged_matrix_is_written_anew(tmp_path: Path) -> None:
         keep_matrix(request.problem.matrix, store)
         assert from_json(to_json(request), store) is not None
         (store.directory(MATRICES, request.problem.matrix.fingerprint) / "matrix.npz").write_bytes(b"damaged")
-    with pytest.raises(BadRequest, match="the matrix of the request is no longer in the store, or damaged"):
+    with pytest.raises(ServiceFault, match="the matrix of the request is no longer in the store, or damaged"):
         from_json(to_json(request), store)
 
 
@@ -125,7 +125,7 @@ def test_the_matrix_of_another_request_does_not_do(tmp_path: Path) -> None:
     files = store.get(MATRICES, request.problem.matrix.fingerprint)
     assert files is not None
     store.put(MATRICES, "0" * 64, files)
-    with pytest.raises(BadRequest, match="no longer in the store"):
+    with pytest.raises(ServiceFault, match="no longer in the store"):
         from_json({**to_json(request), "fingerprint": "0" * 64}, store)
 
 
