@@ -46,9 +46,6 @@ async def post_kernel(
         -H 'Accept: application/octet-stream' -o k.cubin
     ```
     """
-    if query.digest is not None and (known := await behind.find(query.digest)) is not None:
-        behind.metrics.artifact_requested(hit=True)
-        return kernel_response(query.digest, known.files, media_type)
     async with received(request) as files:
         order = await behind.take(lambda: behind.order(read_request(files, query), key), files.size)
     behind.metrics.artifact_requested(hit=order.is_kept)

@@ -138,12 +138,6 @@ class KernelQuery(TuningQuery):
     """The parameters of a kernel's tuning."""
 
     tensor: str | None = Field(default=None, max_length=1000, description="The weight to take from a model.")
-    digest: str | None = Field(
-        default=None,
-        pattern=DIGEST_PATTERN,
-        description="The kernel's digest, from an earlier answer: if it is here, the body is not read.",
-        examples=[EXAMPLE_DIGEST],
-    )
     wait: float = Field(
         default=DEFAULT_WAIT, ge=0, le=MAX_WAIT, description="Seconds to wait for the kernel; 0 answers at once."
     )

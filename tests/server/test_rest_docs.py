@@ -34,11 +34,9 @@ def test_every_parameter_is_described(shared: TestClient) -> None:
     assert of_kernels.keys() == {parameter["name"] for parameter in parameters["/v1/kernels"]}
     assert of_kernels["wait"] == "`30`"
     of_models = section(PAGE, "### `POST /v1/models`")
-    assert "\n- parameters of kernels but `tensor` and `digest`: " in of_models
+    assert "\n- parameters of kernels but `tensor`: " in of_models
     own = {name for name, _, _ in entries(of_models)}
-    assert of_kernels.keys() - {"tensor", "digest"} | own == {
-        parameter["name"] for parameter in parameters["/v1/models"]
-    }
+    assert of_kernels.keys() - {"tensor"} | own == {parameter["name"] for parameter in parameters["/v1/models"]}
 
 
 def test_defaults_are_those_of_tune(shared: TestClient) -> None:

@@ -302,27 +302,6 @@ def test_small_uploads_pass_large_ones(
         assert [one.result(60).status_code for one in large] == [422] * 4
 
 
-def test_a_kernel_whose_digest_is_known_needs_no_body(client: TestClient) -> None:
-    made = client.post(POST, content=npy_file()).json()
-    again = client.post(f"{POST}&digest={made['digest']}", content=b"no matrix")
-    assert (again.status_code, again.json()) == (201, made)
-    assert client.post(f"{POST}&digest={'0' * 64}", content=b"no matrix").status_code == 422
-    assert client.post(f"{POST}&digest={'0' * 64}", content=npy_file()).json() == made  # as of an earlier version
-    assert client.post(f"{POST}&digest=0", content=npy_file()).status_code == 422
-
-
-def test_a_body_that_is_not_read_is_not_asked_for() -> None:
-    with served() as port, client_at(port) as client:
-        digest = client.post(POST, content=npy_file()).json()["digest"]
-        for expected, sent in (("Expect: 100-continue", b""), ("Accept: */*", bytes(1 << 20))):
-            head = f"POST {POST}&digest={digest} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {1 << 20}\r\n{expected}"
-            with socket.create_connection(("127.0.0.1", port), timeout=60) as raw:
-                raw.sendall(f"{head}\r\nConnection: close\r\n\r\n".encode() + sent)
-                answer = b"".join(iter(lambda own=raw: own.recv(100_000), b""))
-            assert answer.startswith(b"HTTP/1.1 201 ")
-            assert digest.encode() in answer
-
-
 @pytest.mark.parametrize("body", [{"content": b"\x1f\x8b"}, {"files": {"matrix": ("W.npy", b"\x1f\x8b")}}])
 def test_a_compressed_body(shared: TestClient, body: dict[str, Any]) -> None:
     for path in (POST, POST.replace("kernels", "models")):
