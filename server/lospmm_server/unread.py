@@ -1,4 +1,4 @@
-"""Delivery of early answers: the rest of a body that decides nothing more, as of a refused one, is read for a while.
+"""Delivery of refusals: the rest of a refused body is read for a while.
 
 A connection that is closed with unread data is reset, and an answer that the client has not read is lost with it (RFC
 9112, section 9.6).
@@ -10,13 +10,13 @@ from contextlib import suppress
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-#: Bytes of such a body that are read at most, and for how many seconds.
+#: Bytes of a refused body that are read at most, and for how many seconds.
 READ_BYTES = 16 << 20
 READ_SECONDS = 2.0
 
 
 class Unread:
-    """ASGI middleware outside everything slow: it holds back the end of an early answer, not its content."""
+    """ASGI middleware outside everything slow: it holds back the end of a refusal, not its content."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -27,7 +27,7 @@ class Unread:
             await self._app(scope, receive, send)
             return
         is_coming = "expect" not in headers  # a client that waits for 100 (Continue) sends nothing yet
-        is_early = is_held = False
+        is_refused = is_held = False
 
         async def read() -> Message:
             nonlocal is_coming
@@ -36,10 +36,10 @@ class Unread:
             return message
 
         async def answer(message: Message) -> None:
-            nonlocal is_early, is_held
+            nonlocal is_refused, is_held
             if message["type"] == "http.response.start":
-                is_early = message["status"] != 408  # of a 408 nothing came
-            elif is_early and is_coming and not message.get("more_body", False):
+                is_refused = message["status"] >= 400 and message["status"] != 408  # of a 408 nothing came
+            elif is_refused and is_coming and not message.get("more_body", False):
                 is_held, message = True, {**message, "more_body": True}
             await send(message)
 
