@@ -260,19 +260,17 @@ static inline unsigned lospmm_sum_until(unsigned value) {
   for (unsigned lane = 0; lane <= threadIdx.x % lospmm::WARP; ++lane) sum += static_cast<unsigned>(lanes[lane][0]);
   return sum;
 }
-static inline void lospmm_expand(unsigned (&words)[4], unsigned address, unsigned bits) {
-  for (int at = 0; at < 4; ++at) {
-    words[at] = 0;
-    if (bits >> at & 1) std::memcpy(&words[at], lospmm_shared + address, 4), address += 4;
+#define LOSPMM_EXPAND(name, word_type) \
+  template <unsigned zero> \
+  static inline void name(unsigned (&words)[4], unsigned address, unsigned bits) { \
+    for (int at = 0; at < 4; ++at) { \
+      word_type word = zero; \
+      if (bits >> at & 1) std::memcpy(&word, lospmm_shared + address, sizeof word), address += sizeof word; \
+      words[at] = word; \
+    } \
   }
-}
-
-static inline void lospmm_expand_codes(unsigned (&words)[4], unsigned address, unsigned bits, unsigned zero) {
-  for (int at = 0; at < 4; ++at) {
-    words[at] = zero;
-    if (bits >> at & 1) std::memcpy(&words[at], lospmm_shared + address, 2), words[at] &= 0xFFFF, address += 2;
-  }
-}
+LOSPMM_EXPAND(lospmm_expand, unsigned)
+LOSPMM_EXPAND(lospmm_expand_codes, lospmm_u16)
 static inline unsigned lospmm_halves_of_int8(unsigned codes) {
   const auto half = [](unsigned code) { return lospmm_half_of_float(static_cast<float>(code) - 128); };
   return half(codes & 0xFF) | static_cast<unsigned>(half(codes >> 8 & 0xFF)) << 16;

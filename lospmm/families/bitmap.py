@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from lospmm.families import bitmap_wide
 from lospmm.families.bitmap_wide import WideBitmap
-from lospmm.families.coded import coded_refusal, settings_of
+from lospmm.families.coded import coded_refusal, scales_of, settings_of
 from lospmm.families.lists import MAX_GRID_SIDE, WARP
 from lospmm.families.packed import PLACES, PackedKernel, pack, source_of_template
 from lospmm.families.pieces import (
@@ -242,9 +242,9 @@ def _micros(problem: Problem, plan: BitmapPlan, largest_piece: int, pairs: float
     blocks = across * plan.cluster * tall
     pieces = ceil_div(matrix.k, plan.depth)
     cells = tall * plan.block_rows * pieces * plan.depth
-    a_bytes = (
-        pairs * pair_bytes(problem.values) + cells / 16 + (cells / (2 * plan.shape.rows) if plan.shape.is_paired else 0)
-    )
+    a_bytes = pairs * pair_bytes(problem.values) + cells / 16
+    if plan.shape.is_paired:
+        a_bytes += cells / (2 * plan.shape.rows)
     b_bytes = tall * plan.rows * pieces * plan.depth * min(n, plan.cols) * 2
     shared = shared_bytes(plan, problem, largest_piece) + device.reserved_shared_bytes
     registers = registers_allowed(plan, problem) * WARP * plan.warps
@@ -283,8 +283,8 @@ def _packed(problem: Problem, plan: BitmapPlan) -> PackedKernel:
         data, largest = bitmap_wide.data_of(problem)
     else:
         pieces = laid_out(matrix, dtype, plan.shape, plan.block_rows, walkers, problem.values)
-        scales = None if problem.values is None else problem.values.scales(matrix)
-        data, largest = pack((matrix.m,), pieces.arrays, epilogue=epilogue, scales=scales), pieces.largest
+        data = pack((matrix.m,), pieces.arrays, epilogue=epilogue, scales=scales_of(problem))
+        largest = pieces.largest
     entry = f"lospmm_bitmap_n{problem.n}"
     settings: dict[str, int | str] = {
         "ENTRY": entry,

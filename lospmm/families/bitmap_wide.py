@@ -12,7 +12,7 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from lospmm.families.coded import settings_of
+from lospmm.families.coded import scales_of, settings_of
 from lospmm.families.lists import MAX_GRID_SIDE
 from lospmm.families.packed import PLACES, PackedKernel, pack, source_of_template
 from lospmm.families.pieces import (
@@ -173,9 +173,8 @@ def data_of(problem: Problem) -> tuple[bytes, int]:
     matrix = problem.matrix
     pieces = laid_out(matrix, problem.dtype, SHAPE, SHARED_ROWS, firsts_of(problem), problem.values)
     maps = np.zeros(_MOST_SMS * _MAP_BYTES if problem.device.arch_number == ARCH else 0, dtype=np.uint8)
-    scales = None if problem.values is None else problem.values.scales(matrix)
-    arrays = (*pieces.arrays, maps)
-    return pack((matrix.m, matrix.k), arrays, epilogue=problem.epilogue, scales=scales), pieces.largest
+    numbers, arrays = (matrix.m, matrix.k), (*pieces.arrays, maps)
+    return pack(numbers, arrays, epilogue=problem.epilogue, scales=scales_of(problem)), pieces.largest
 
 
 def pack_plan(problem: Problem, plan: WideBitmap) -> PackedKernel:

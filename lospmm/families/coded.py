@@ -1,5 +1,8 @@
 """Values of 8 bits in templates: their settings, and what they need."""
 
+import numpy as np
+from numpy.typing import NDArray
+
 from lospmm.problem.problem import Problem
 from lospmm.problem.values import ValueType, pair_bytes
 
@@ -12,6 +15,11 @@ def coded_refusal(problem: Problem) -> str | None:
     if values is not None and device.arch_number < values.least_arch:
         return f"values {values.name} need sm_{values.least_arch}, not {device.arch}"
     return None
+
+
+def scales_of(problem: Problem) -> NDArray[np.float32] | None:
+    """Return the scale of each row of A, (m,); None: its values have none."""
+    return None if problem.values is None else problem.values.scales(problem.matrix)
 
 
 def settings_of(values: ValueType | None) -> dict[str, int | str]:

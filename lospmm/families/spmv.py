@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lospmm.errors import Unsupported
-from lospmm.families.coded import coded_refusal, settings_of
+from lospmm.families.coded import coded_refusal, scales_of, settings_of
 from lospmm.families.lists import WARP
 from lospmm.families.packed import DATA_ALIGNMENT_BYTES, PLACES, PackedKernel, pack, source_of_template
 from lospmm.families.traffic import LAUNCH_MICROS
@@ -182,7 +182,6 @@ def pack_plan(problem: Problem, plan: SpmvPlan) -> PackedKernel:
     """Return the kernel of a plan."""
     epilogue, dtype = problem.epilogue, problem.dtype
     places, units = arrays_of(problem, plan)
-    scales = None if problem.values is None else problem.values.scales(problem.matrix)
     settings: dict[str, int | str] = {
         **settings_of(problem.values),
         "WARPS": plan.warps,
@@ -195,7 +194,7 @@ def pack_plan(problem: Problem, plan: SpmvPlan) -> PackedKernel:
     return PackedKernel(
         entry="lospmm_spmv",
         source=source_of_template("spmv", settings, dtype=dtype, epilogue=epilogue),
-        data=pack((problem.matrix.m,), (places, units), epilogue=epilogue, scales=scales),
+        data=pack((problem.matrix.m,), (places, units), epilogue=epilogue, scales=scales_of(problem)),
         launch=Launch((1, _grid(plan, problem), 1), WARP * plan.warps, shared_bytes(plan, problem)),
         registers=registers_allowed(plan, problem),
         cols=1,

@@ -35,9 +35,9 @@ LOSPMM_INLINE void fragment_of(unsigned (&fragment)[4], const uint2 *places) {
   const unsigned before = __popc(place.x & ((1u << shift) - 1));
   const unsigned address = place.y + PAIR_BYTES * before, own = place.x >> shift;
   if constexpr (PAIR_BYTES == 4) {
-    lospmm_expand(fragment, address, own);
+    lospmm_expand<0>(fragment, address, own);
   } else {
-    lospmm_expand_codes(fragment, address, own, INT8 ? 0x8080 : 0);
+    lospmm_expand_codes<INT8 ? 0x8080 : 0>(fragment, address, own);
 #pragma unroll
     for (int at = 0; at < 4; ++at) fragment[at] = INT8 ? lospmm_halves_of_int8(fragment[at]) : lospmm_halves_of_fp8(fragment[at]);
   }

@@ -98,71 +98,45 @@ LOSPMM_INLINE unsigned lospmm_sum_until(unsigned value) {
   return value;
 }
 
-// Four words from the bits that say which are not 0: bit i of ``bits`` is that of word i, and those whose bit is set lie in
-// shared memory from ``address`` on, one after another.
-LOSPMM_INLINE void lospmm_expand(unsigned (&words)[4], unsigned address, unsigned bits) {
-  asm volatile(
-      "{\n"
-      ".reg .pred p<4>;\n"
-      ".reg .b32 bit<4>, at;\n"
-      "and.b32 bit0, %5, 1;\n"
-      "and.b32 bit1, %5, 2;\n"
-      "and.b32 bit2, %5, 4;\n"
-      "and.b32 bit3, %5, 8;\n"
-      "setp.ne.u32 p0, bit0, 0;\n"
-      "setp.ne.u32 p1, bit1, 0;\n"
-      "setp.ne.u32 p2, bit2, 0;\n"
-      "setp.ne.u32 p3, bit3, 0;\n"
-      "mov.b32 at, %4;\n"
-      "mov.b32 %0, 0;\n"
-      "mov.b32 %1, 0;\n"
-      "mov.b32 %2, 0;\n"
-      "mov.b32 %3, 0;\n"
-      "@p0 ld.shared.u32 %0, [at];\n"
-      "@p0 add.u32 at, at, 4;\n"
-      "@p1 ld.shared.u32 %1, [at];\n"
-      "@p1 add.u32 at, at, 4;\n"
-      "@p2 ld.shared.u32 %2, [at];\n"
-      "@p2 add.u32 at, at, 4;\n"
-      "@p3 ld.shared.u32 %3, [at];\n"
-      "}"
-      : "=&r"(words[0]), "=&r"(words[1]), "=&r"(words[2]), "=&r"(words[3])
-      : "r"(address), "r"(bits)
-      : "memory");
-}
+// Four words from the bits that say which are not ``zero``: bit i of ``bits`` is that of word i, and those whose bit is set lie
+// in shared memory from ``address`` on, one after another. Of 32 bits, and of 16: two codes of 8.
+#define LOSPMM_EXPAND(name, type, bytes)                                             \
+  template <unsigned zero>                                                           \
+    LOSPMM_INLINE void name(unsigned (&words)[4], unsigned address, unsigned bits) { \
+    asm volatile(                                                                    \
+        "{\n"                                                                        \
+        ".reg .pred p<4>;\n"                                                         \
+        ".reg .b32 bit<4>, at;\n"                                                    \
+        "and.b32 bit0, %5, 1;\n"                                                     \
+        "and.b32 bit1, %5, 2;\n"                                                     \
+        "and.b32 bit2, %5, 4;\n"                                                     \
+        "and.b32 bit3, %5, 8;\n"                                                     \
+        "setp.ne.u32 p0, bit0, 0;\n"                                                 \
+        "setp.ne.u32 p1, bit1, 0;\n"                                                 \
+        "setp.ne.u32 p2, bit2, 0;\n"                                                 \
+        "setp.ne.u32 p3, bit3, 0;\n"                                                 \
+        "mov.b32 at, %4;\n"                                                          \
+        "mov.b32 %0, %6;\n"                                                          \
+        "mov.b32 %1, %6;\n"                                                          \
+        "mov.b32 %2, %6;\n"                                                          \
+        "mov.b32 %3, %6;\n"                                                          \
+        "@p0 ld.shared." type " %0, [at];\n"                                         \
+        "@p0 add.u32 at, at, " bytes ";\n"                                           \
+        "@p1 ld.shared." type " %1, [at];\n"                                         \
+        "@p1 add.u32 at, at, " bytes ";\n"                                           \
+        "@p2 ld.shared." type " %2, [at];\n"                                         \
+        "@p2 add.u32 at, at, " bytes ";\n"                                           \
+        "@p3 ld.shared." type " %3, [at];\n"                                         \
+        "}"                                                                          \
+        : "=&r"(words[0]), "=&r"(words[1]), "=&r"(words[2]), "=&r"(words[3])         \
+        : "r"(address), "r"(bits), "n"(zero)                                         \
+        : "memory");                                                                 \
+  }
+LOSPMM_EXPAND(lospmm_expand, "u32", "4")
+LOSPMM_EXPAND(lospmm_expand_codes, "u16", "2")
 
-// The same of words of 16 bits, ``zero`` where the bit is not set; and two codes of 8 bits as halves: of numbers 128 above what
-// they stand for, which are put below 1024 in the fraction of a half, and of E4M3 (from sm_89 on).
-LOSPMM_INLINE void lospmm_expand_codes(unsigned (&words)[4], unsigned address, unsigned bits, unsigned zero) {
-  asm volatile(
-      "{\n"
-      ".reg .pred p<4>;\n"
-      ".reg .b32 bit<4>, at;\n"
-      "and.b32 bit0, %5, 1;\n"
-      "and.b32 bit1, %5, 2;\n"
-      "and.b32 bit2, %5, 4;\n"
-      "and.b32 bit3, %5, 8;\n"
-      "setp.ne.u32 p0, bit0, 0;\n"
-      "setp.ne.u32 p1, bit1, 0;\n"
-      "setp.ne.u32 p2, bit2, 0;\n"
-      "setp.ne.u32 p3, bit3, 0;\n"
-      "mov.b32 at, %4;\n"
-      "mov.b32 %0, %6;\n"
-      "mov.b32 %1, %6;\n"
-      "mov.b32 %2, %6;\n"
-      "mov.b32 %3, %6;\n"
-      "@p0 ld.shared.u16 %0, [at];\n"
-      "@p0 add.u32 at, at, 2;\n"
-      "@p1 ld.shared.u16 %1, [at];\n"
-      "@p1 add.u32 at, at, 2;\n"
-      "@p2 ld.shared.u16 %2, [at];\n"
-      "@p2 add.u32 at, at, 2;\n"
-      "@p3 ld.shared.u16 %3, [at];\n"
-      "}"
-      : "=&r"(words[0]), "=&r"(words[1]), "=&r"(words[2]), "=&r"(words[3])
-      : "r"(address), "r"(bits), "r"(zero)
-      : "memory");
-}
+// Two codes of 8 bits as halves: of numbers 128 above what they stand for, which are put below 1024 in the fraction of a half,
+// and of E4M3 (from sm_89 on).
 LOSPMM_INLINE unsigned lospmm_halves_of_int8(unsigned codes) {
   unsigned halves;
   asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(halves) : "r"(__byte_perm(codes, 0x64646464, 0x4140)), "r"(0x64806480));
