@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 from lospmm.artifact.artifact import CUBIN_FILE, Artifact, from_files
@@ -12,7 +12,6 @@ from lospmm.families.warpgroups import ARCH
 from lospmm.gpu.bench import CHECKED, Bench
 from lospmm.gpu.detect import detect_device, own_gpu, own_gpu_id
 from lospmm.gpu.exclusive import exclusive
-from lospmm.problem.device import DeviceSpec
 from lospmm.settings import settings
 from lospmm.store import Store
 from lospmm.toolchain import elf
@@ -40,8 +39,8 @@ def joined(kernels: Sequence[Artifact], *, store: Store) -> list[Artifact]:
     arch = kernels[0].manifest["arch"]
     emission = joined_emission(parts, data, is_specific=arch == f"sm_{ARCH}")
     binary = compile_kernel(emission, arch=arch, registers=_MOST_REGISTERS, store=store, workers=1)
-    gpu = detect_device() if own_gpu() else None
-    return [_with_cubin(one, binary, gpu) for one in kernels]
+    verified = _verified([one for one in kernels if _is_verified_on_gpu(one)], binary.cubin)
+    return [_with_cubin(one, binary, verified) for one in kernels]
 
 
 def _limit(registers: int) -> int:
@@ -65,30 +64,45 @@ def _shared_data(kernels: Sequence[Artifact]) -> bytes:
     return data.pop()
 
 
-def _with_cubin(kernel: Artifact, binary: Binary, gpu: DeviceSpec | None) -> Artifact:
-    """Return a kernel with another cubin. Raises VerificationFailed and GpuFault."""
-    name, verified = kernel.manifest["name"], kernel.manifest["verified"]
-    if verified is not None and verified["on"] == "gpu":
-        verified = _verified(kernel, binary.cubin, gpu) if gpu and gpu.arch == kernel.manifest["arch"] else None
+def _is_verified_on_gpu(kernel: Artifact) -> bool:
+    verified = kernel.manifest["verified"]
+    return verified is not None and verified["on"] == "gpu"
+
+
+def _with_cubin(kernel: Artifact, binary: Binary, verified: Mapping[str, Verified]) -> Artifact:
+    """Return a kernel with another cubin; ``verified`` has those that ran on this machine's GPU, by name."""
+    name = kernel.manifest["name"]
     usage = elf.kernel_usage(binary.cubin, name)
-    changed = {
+    changed: dict[str, object] = {
         "cubin_sha256": hashlib.sha256(binary.cubin).hexdigest(),
         "toolchain": binary.toolchain,
         "registers": usage.registers,
         "spill_bytes": binary.spill_bytes,
         "code_bytes": binary.code_bytes,
-        "verified": verified,
     }
+    if _is_verified_on_gpu(kernel):
+        changed["verified"] = asdict(verified[name]) if name in verified else None
     manifest = json.dumps({**kernel.manifest, **changed}, indent=2) + "\n"
     files = {**kernel.files, CUBIN_FILE: binary.cubin, MANIFEST_FILE: manifest.encode()}
     return from_files(files, f"kernel {name}, joined")
 
 
-def _verified(kernel: Artifact, cubin: bytes, gpu: DeviceSpec) -> dict[str, object]:
-    """Run a kernel of ``cubin`` on this machine's GPU. Raises VerificationFailed and GpuFault."""
-    name, problem = kernel.manifest["name"], kernel.problem(gpu)
-    with exclusive(settings().cache_dir, gpu=own_gpu_id()), Bench(problem) as bench:
-        found = bench.measure(cubin, name, kernel.launch, effort=CHECKED)
-    if found.max_relative_error is None or found.failure is not None:
-        raise VerificationFailed(f"{name}, joined, on the GPU: {found.failure}")
-    return asdict(Verified("gpu", found.max_relative_error, problem.n))
+def _verified(kernels: Sequence[Artifact], cubin: bytes) -> dict[str, Verified]:
+    """Run ``kernels`` of ``cubin`` on this machine's GPU, one after the other in one process; by name.
+
+    Nothing where it has none like theirs. Raises VerificationFailed and GpuFault.
+    """
+    gpu = detect_device() if kernels and own_gpu() else None
+    if gpu is None or gpu.arch != kernels[0].manifest["arch"]:
+        return {}
+    problems = [one.problem(gpu) for one in kernels]
+    found = {}
+    with exclusive(settings().cache_dir, gpu=own_gpu_id()), Bench(problems[0]) as bench:
+        for kernel, problem in zip(kernels, problems, strict=True):
+            bench.turn_to(problem)
+            name = kernel.manifest["name"]
+            measured = bench.measure(cubin, name, kernel.launch, effort=CHECKED)
+            if measured.max_relative_error is None or measured.failure is not None:
+                raise VerificationFailed(f"{name}, joined, on the GPU: {measured.failure}")
+            found[name] = Verified("gpu", measured.max_relative_error, problem.n)
+    return found

@@ -1,20 +1,53 @@
 """Kernels for several N in one cubin with one copy of A, and what cannot be joined."""
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Self
 
 import numpy as np
 import pytest
 
 import lospmm
-from lospmm.errors import BadRequest, NothingFits
+from lospmm.errors import BadRequest, NothingFits, VerificationFailed
 from lospmm.problem.device import DEVICES
+from lospmm.problem.problem import Problem
 from lospmm.toolchain import elf
 from lospmm.toolchain.data import data_of
+from lospmm.tuning import one_copy
 from lospmm.tuning.replay import replay
 from tests.cli.command import draw
 
 HALVES = draw(90, 300, density=0.5).astype(np.float16)
 LOW = {"device": "h200", "dtype": "float16", "memory": "low"}
+
+
+class FakeBench:
+    """A GPU's worker, made by calling it, that finds this error, or a wrong C."""
+
+    def __init__(self, error: float | None) -> None:
+        self.error, self.began, self.ran, self.n = error, 0, [], 0
+
+    def __call__(self, _: Problem) -> Self:
+        self.began += 1
+        return self
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def turn_to(self, problem: Problem) -> None:
+        self.n = problem.n
+
+    def measure(self, _cubin: bytes, name: str, _launch: object, *, effort: object) -> SimpleNamespace:  # noqa: ARG002
+        self.ran.append((self.n, name))
+        return SimpleNamespace(max_relative_error=self.error, failure=None if self.error else "wrong")
+
+
+def as_of_a_gpu(kernel: lospmm.Kernel) -> lospmm.Kernel:
+    own = kernel.artifact
+    verified = {**own.manifest["verified"], "on": "gpu"}
+    return lospmm.Kernel(replace(own, manifest={**own.manifest, "verified": verified}))
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +102,28 @@ def test_the_choice_is_made_again_from_the_log(apart: list[lospmm.Kernel]) -> No
 
 def test_verified_elsewhere_is_not_verified_of_other_code(apart: list[lospmm.Kernel]) -> None:
     """What ran on a GPU was another cubin, and there is none here."""
-    first, second, _ = (kernel.artifact for kernel in apart)
-    on_gpu = {**second.manifest, "verified": {**second.manifest["verified"], "on": "gpu"}}
-    found = lospmm.join([lospmm.Kernel(first), lospmm.Kernel(replace(second, manifest=on_gpu))])
+    first, second, _ = apart
+    found = lospmm.join([first, as_of_a_gpu(second)])
     assert [kernel.manifest["verified"] is None for kernel in found] == [False, True]
+
+
+@pytest.mark.parametrize("error", [1e-4, None])
+def test_verified_on_a_gpu_is_verified_there_again(
+    apart: list[lospmm.Kernel], monkeypatch: pytest.MonkeyPatch, error: float | None
+) -> None:
+    """In one process for all kernels; the GPU is a stand-in."""
+    bench = FakeBench(error)
+    monkeypatch.setattr(one_copy, "own_gpu", lambda: "h200")
+    monkeypatch.setattr(one_copy, "detect_device", lambda: DEVICES["h200"])
+    monkeypatch.setattr(one_copy, "own_gpu_id", lambda: "GPU-0")
+    monkeypatch.setattr(one_copy, "Bench", bench)
+    first, *others = apart
+    asked = [first, *map(as_of_a_gpu, others)]
+    if error is None:
+        with pytest.raises(VerificationFailed, match="lospmm_bitmap_n8, joined, on the GPU: wrong"):
+            lospmm.join(asked)
+        return
+    found = lospmm.join(asked)
+    assert [kernel.manifest["verified"]["on"] for kernel in found] == ["cpu", "gpu", "gpu"]
+    assert found[2].manifest["verified"] == {"on": "gpu", "max_relative_error": error, "columns": 72}
+    assert bench.began == 1 and bench.ran == [(8, "lospmm_bitmap_n8"), (72, "lospmm_bitmap_n72")]
