@@ -51,10 +51,8 @@ def sparsify_(
     become dense again until it is not slower than the dense model. With compiled, PyTorch forgets earlier compiled
     code. With ``choice`` sparse all layers are swapped; on a CPU the kernels' text is emulated, slowly.
 
-    With ``memory="low"`` a layer's kernels for all N are one cubin with A once, every call runs on them, and on a GPU
-    its dense weight is moved to host memory; layers without such kernels (16-bit linear layers have them) stay dense.
-    All that have them are swapped, as with ``choice`` sparse. N above 16 is rounded up to a multiple of 8. The weight
-    stays where it is masked, or shared with another module.
+    With ``memory="low"`` a 16-bit linear layer's kernels for all N are one cubin with A once, and serve every call; on
+    a GPU its dense weight is moved to host memory, unless it is masked or shared. All such layers are swapped.
 
     ``server`` is the address of a service that tunes, ``key`` its API key. ``progress`` is called with (layer, stage,
     done, total); without it a terminal shows bars. ``options`` are those of ``lospmm.tune``; ``cache`` defaults to
@@ -74,9 +72,8 @@ def sparsify_(
         sites, rows = find_sites(model, min_sparsity)
         works = [TimedSite(site) for site in sites]
         is_low = own.memory == "low"
+        choice = "sparse" if is_low else choice
         try:
-            if is_low:
-                choice = "sparse"
             times = _swapped(model, works, tuner, example, columns, choice, called, is_low=is_low)
         except BaseException:
             restore_(model)
