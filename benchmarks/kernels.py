@@ -2,15 +2,17 @@
 
     python -m benchmarks.kernels [--set seven|shapes|real]... [--layers DIR] [--out DIR] [--resume]
                                  [--stop-after SECONDS] [--budget-seconds SECONDS] [--emitter NAME] [--shortlist COUNT]
+                                 [--recorded FILE]
 
-needs an NVIDIA GPU of the device table. The sets: ``seven`` problems that a prototype was timed on, the 205 ``shapes``
+needs an NVIDIA GPU of the device table. The sets: ``seven`` layers of BERT and ResNet-50, the 205 ``shapes``
 of datasets/shapes.toml, and every ``.smtx`` and ``.npz`` file below ``--layers`` (``real``; N as in
 ``benchmarks.real_weights``). Each problem is tuned over the whole space, in a store of its own so that nothing is
 found ready, and has one line in ``kernels.jsonl``, its old one replaced; one that fails has a line that says why, and
 the run goes on. ``--resume`` leaves out what the file has a time for, measured on such a GPU with the same options;
 failures are tried again. A table is printed last, and the plots ``kernels_speedup.png`` and ``kernels_bound.png`` are
 drawn from the whole file. ``--stop-after`` begins no problem after so many seconds, ``--budget-seconds`` is what the
-tuning of one may take. Exits 1 if a problem failed.
+tuning of one may take. ``--recorded`` searches nothing and times the kernels that the lines of FILE chose
+(``benchmarks.recorded``). Exits 1 if a problem failed.
 """
 
 import argparse
@@ -23,7 +25,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib import metadata
@@ -37,8 +39,9 @@ import lospmm
 from benchmarks import harness
 from benchmarks.harness import write_results
 from benchmarks.kernels_plot import plot_bound, plot_speedups
-from benchmarks.kernels_table import KNOWN, Known, Record, current, measured_of, problem_name, ratios, summary
+from benchmarks.kernels_table import SEVEN, Record, current, measured_of, problem_name, ratios, summary
 from benchmarks.real_weights import columns_of, read_pixels
+from benchmarks.recorded import recorded
 from lospmm.errors import BadRequest, LospmmError
 from lospmm.gpu.detect import detect_device
 from lospmm.matrix import readers
@@ -74,7 +77,6 @@ class Case:
     n: int
     matrix: Callable[[], tuple[SparseMatrix, Values]]
     labels: Mapping[str, Any]
-    known: Known | None = None
 
 
 #: The manifest of the tuned kernel of a matrix, for n columns.
@@ -82,10 +84,7 @@ Tune = Callable[[SparseMatrix, Values, int], Mapping[str, Any]]
 
 
 def seven() -> list[Case]:
-    return [
-        _drawn("seven", problem_name(one.m, one.k, one.n, one.sparsity), (one.m, one.k, one.n), one.sparsity, {}, one)
-        for one in KNOWN
-    ]
+    return [_drawn("seven", problem_name(*gemm, sparsity), gemm, sparsity, {}) for gemm, sparsity in SEVEN]
 
 
 def shapes() -> list[Case]:
@@ -101,17 +100,10 @@ def shapes() -> list[Case]:
     return cases
 
 
-def _drawn(
-    name: str,
-    problem: str,
-    gemm: tuple[int, int, int],
-    sparsity: float,
-    labels: Mapping[str, str],
-    known: Known | None = None,
-) -> Case:
+def _drawn(name: str, problem: str, gemm: tuple[int, int, int], sparsity: float, labels: Mapping[str, str]) -> Case:
     m, k, n = gemm
     drawn = {"m": m, "k": k, "n": n, "drawn_sparsity": sparsity, "seed": SEED, **labels}
-    return Case(name, problem, n, lambda: (uniform(m, k, sparsity, seed=SEED), "stored"), drawn, known)
+    return Case(name, problem, n, lambda: (uniform(m, k, sparsity, seed=SEED), "stored"), drawn)
 
 
 def real(layers: Path) -> list[Case]:
@@ -136,7 +128,7 @@ def _from_file(path: Path) -> tuple[SparseMatrix, Values]:
 DRAWN_SETS: Mapping[str, Callable[[], list[Case]]] = {"seven": seven, "shapes": shapes}
 
 
-def figures(manifest: Mapping[str, Any], known: Known | None) -> Record:
+def figures(manifest: Mapping[str, Any]) -> Record:
     """What a line takes from the manifest of a kernel. Raises BadRequest for one that was not measured."""
     measured, verified = manifest["measured"], manifest["verified"]
     if measured is None:
@@ -148,7 +140,7 @@ def figures(manifest: Mapping[str, Any], known: Known | None) -> Record:
         **{name: manifest[name] for name in ("emitter", "toolchain", "tile", "launch", "registers", "code_bytes")},
         "max_relative_error": None if verified is None else verified["max_relative_error"],
         **measured,
-        "ratios": ratios(measured, known),
+        "ratios": ratios(measured),
         "seconds": {name: round(value, 3) for name, value in manifest["seconds"].items()},
     }
 
@@ -159,7 +151,7 @@ def line_of(case: Case, context: Mapping[str, Any], tune: Tune) -> Record:
     started = time.monotonic()
     try:
         matrix, values = case.matrix()
-        found = figures(tune(matrix, values, case.n), case.known)
+        found = figures(tune(matrix, values, case.n))
     except Exception as error:  # hours of measuring do not end with the first fault, of whatever kind it is
         found = {"failure": " ".join(f"{type(error).__name__}: {error}".split())}
     return {**head, **found, "wall_seconds": round(time.monotonic() - started, 2)}
@@ -308,6 +300,7 @@ def main() -> None:
     parser.add_argument("--budget-seconds", type=float, metavar="SECONDS", help="of tuning one problem")
     parser.add_argument("--emitter")
     parser.add_argument("--shortlist", type=int, metavar="COUNT")
+    parser.add_argument("--recorded", type=Path, metavar="FILE", help="time the kernels that these lines chose")
     parser.add_argument("--commit", help="what is measured, where git cannot tell")
     arguments = parser.parse_args()
     plt.switch_backend("agg")
@@ -323,7 +316,13 @@ def main() -> None:
         device = detect_device()
         context = context_of(device, options, arguments.commit or commit_of(ROOT))
         done = read_results(path) if arguments.resume else {}
-        code = run(cases, context, tune_with(device, options), path, done=done, stop_after=arguments.stop_after)
+        tuner: AbstractContextManager[Tune] = nullcontext(tune_with(device, options))
+        if arguments.recorded is not None:
+            context["options"]["choice"] = "recorded"
+            todo = (Problem(case.matrix()[0], case.n, device) for case in missing(cases, context, done))
+            tuner = recorded(harness.read_lines(arguments.recorded), todo)
+        with tuner as tune:
+            code = run(cases, context, tune, path, done=done, stop_after=arguments.stop_after)
     except (LospmmError, OSError) as error:
         sys.exit(f"benchmarks.kernels: {error}")
     sys.exit(code)

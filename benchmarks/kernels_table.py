@@ -20,35 +20,25 @@ BASELINES = (
     Baseline("cuSPARSE", "cusparse_micros", "cusparse"),
     Baseline("cuBLAS fp32", "cublas_fp32_micros", "cublas_fp32"),
     Baseline("cuBLAS TF32", "cublas_tf32_micros", "cublas_tf32"),
+    Baseline("Sputnik", "sputnik_micros", "sputnik"),
 )
 
-#: Without the preprocessing of A that cuSPARSE's other algorithm profits from.
+#: cuSPARSE without the preprocessing of A that its other algorithm profits from, and ``recorded.RESTRICTED``.
 ALG2 = Baseline("ALG2", "cusparse_alg2_micros", "cusparse_alg2")
+RESTRICTED = (
+    Baseline("SparTA's method", "like_sparta_micros", "like_sparta"),
+    Baseline("EC-SpMM's method", "like_ec_spmm_micros", "like_ec_spmm"),
+)
 
-#: A kernel may take this much of the prototype's time, both relative to cuBLAS TF32 in the same run.
-PROTOTYPE_LIMIT = 1.05
-
-
-class Known(NamedTuple):
-    """A problem that a prototype of the machine code kernel was timed on, and cuBLAS TF32 in the same run."""
-
-    m: int
-    k: int
-    n: int
-    sparsity: float
-    prototype_micros: float
-    tf32_micros: float
-
-
-#: On one H200, in 2026, before this program had a machine code emitter.
-KNOWN = (
-    Known(768, 768, 4096, 0.7, 49.4, 28.7),
-    Known(768, 768, 4096, 0.9, 25.9, 28.4),
-    Known(768, 768, 4096, 0.98, 13.0, 28.4),
-    Known(3072, 768, 4096, 0.9, 104, 63.2),
-    Known(256, 576, 12544, 0.9, 24.9, 20.8),
-    Known(64, 576, 50176, 0.9, 38.4, 47.5),
-    Known(768, 768, 16384, 0.9, 97.2, 63.9),
+#: The ``seven`` problems, layers of BERT and ResNet-50: (m, k, n) and the share of zeros.
+SEVEN = (
+    ((768, 768, 4096), 0.7),
+    ((768, 768, 4096), 0.9),
+    ((768, 768, 4096), 0.98),
+    ((3072, 768, 4096), 0.9),
+    ((256, 576, 12544), 0.9),
+    ((64, 576, 50176), 0.9),
+    ((768, 768, 16384), 0.9),
 )
 
 
@@ -56,17 +46,15 @@ def problem_name(m: int, k: int, n: int, sparsity: float) -> str:
     return f"{m} x {k}, n {n}, {sparsity:.0%}"
 
 
-def ratios(measured: Mapping[str, Any], known: Known | None = None) -> dict[str, float]:
-    """Speed-ups by ``Baseline.ratio``, without baselines that have no time; and two shares.
+def ratios(measured: Mapping[str, Any]) -> dict[str, float]:
+    """Speed-ups by ``Baseline.ratio``, without baselines that have no time, and the share of the bound.
 
-    ``bound``: the least time that the arithmetic or the memory allows over the kernel's, 1 at best. ``prototype``, of a
-    known problem: the kernel's time over TF32's, over the same of the prototype; below 1 the kernel is faster.
+    ``bound``: the least time that the arithmetic or the memory allows over the kernel's, 1 at best.
     """
     micros = measured["micros"]
-    found = {one.ratio: measured[one.micros] / micros for one in (*BASELINES, ALG2) if measured.get(one.micros)}
+    baselines = (*BASELINES, ALG2, *RESTRICTED)
+    found = {one.ratio: measured[one.micros] / micros for one in baselines if measured.get(one.micros)}
     found["bound"] = measured["bound_micros"] / micros
-    if known is not None and "cublas_tf32" in found:
-        found["prototype"] = known.tf32_micros / known.prototype_micros / found["cublas_tf32"]
     return {name: round(value, 4) for name, value in found.items()}
 
 
@@ -78,6 +66,12 @@ def geometric_mean(values: Sequence[float]) -> float:
 def measured_of(records: Iterable[Record]) -> list[Record]:
     """Those that have times, not a failure."""
     return [record for record in records if "failure" not in record]
+
+
+def timed(records: Iterable[Record]) -> list[Baseline]:
+    """The baselines and restricted searches that some record has a time of."""
+    found = {ratio for record in measured_of(records) for ratio in record["ratios"]}
+    return [one for one in (*BASELINES, *RESTRICTED) if one.ratio in found]
 
 
 def zeros(record: Record) -> float:
@@ -92,13 +86,6 @@ def mean_ratio(records: Iterable[Record], ratio: str) -> float | None:
     return geometric_mean(values) if values else None
 
 
-def within(record: Record) -> str:
-    """Whether the kernel is as fast as the prototype, nearly: yes, no, or a dash where that is not known."""
-    if "prototype" not in record.get("ratios", {}):
-        return "-"
-    return "yes" if record["ratios"]["prototype"] <= PROTOTYPE_LIMIT else "no"
-
-
 def current(records: Sequence[Record]) -> list[Record]:
     """Of each set, what was measured on the machine and with the options of its newest, which is its last, line."""
     newest = {record["set"]: conditions(record) for record in records}
@@ -111,7 +98,7 @@ def conditions(record: Record) -> tuple[Any, ...]:
 
 
 #: The columns of the table behind the microseconds: title and key of ``ratios``.
-COLUMNS = (*((f"x {one.title}", one.ratio) for one in BASELINES), ("of bound", "bound"), ("prototype", "prototype"))
+COLUMNS = (*((f"x {one.title}", one.ratio) for one in BASELINES), ("of bound", "bound"))
 
 
 def summary(records: Sequence[Record]) -> str:
@@ -120,7 +107,7 @@ def summary(records: Sequence[Record]) -> str:
     for name in dict.fromkeys(record["set"] for record in records):
         mine = [record for record in records if record["set"] == name]
         titles = "".join(f"{title:>14}" for title, _ in COLUMNS)
-        parts.append(f"\n{name:64} {'us':>9} {'noise':>6}{titles}  within {PROTOTYPE_LIMIT}x")
+        parts.append(f"\n{name:64} {'us':>9} {'noise':>6}{titles}")
         parts += [_line(record) for record in mine]
         parts += _means(mine)
     commits = " and ".join(dict.fromkeys(record["commit"] for record in records))
@@ -137,7 +124,7 @@ def _line(record: Record) -> str:
         return f"{problem} FAILED: {record['failure']}"
     noise = record.get("noise")
     cells = _cells({ratio: record["ratios"].get(ratio) for _, ratio in COLUMNS})
-    return f"{problem} {record['micros']:9.2f} {'-' if noise is None else f'{noise:.1%}':>6}{cells}  {within(record)}"
+    return f"{problem} {record['micros']:9.2f} {'-' if noise is None else f'{noise:.1%}':>6}{cells}"
 
 
 def _means(records: Sequence[Record]) -> list[str]:

@@ -41,7 +41,7 @@ FIGURES: Mapping[str, Figure] = MappingProxyType(
         "Figure 4": Figure("time against the loads of a block", (MEASURED,), load.rows, load.plot, "paper_4.png"),
         "Figure 6": Figure("rows regrouped", (MEASURED,), regrouped.rows, regrouped.plot, "paper_6.png"),
         "Figure 9": Figure("the fetch of long code", (MEASURED,), fetch.rows, fetch.plot, "paper_9.png"),
-        "Figure 10": Figure("kernels beside libraries", ("kernels.jsonl",), speed.rows, None),
+        "Figure 10": Figure("kernels beside libraries", ("kernels.jsonl", "h100/kernels.jsonl"), speed.rows, None),
         "Figure 11 and Table 2": Figure(
             "what a search costs", (CHOICES, "proxies_on_gpu.jsonl"), cost.rows, cost.plot, "paper_11.png"
         ),

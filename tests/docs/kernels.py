@@ -5,21 +5,18 @@ from collections.abc import Sequence
 
 from benchmarks.kernels import SHAPES_FILE
 from benchmarks.kernels_table import (
-    BASELINES,
-    KNOWN,
+    SEVEN,
     Record,
     current,
     mean_ratio,
     measured_of,
     problem_name,
+    timed,
     zeros,
 )
 from lospmm_datasets.shapes import read_shapes
 from tests.docs.pages import DOCS
 from tests.docs.results import RESULTS, records, table
-
-#: Microseconds apart, the columns of the tables: key of the ratios and title.
-COLUMNS = (*((one.ratio, f"x {one.title}") for one in BASELINES), ("bound", "of roofline"))
 
 #: Libraries that are compared with, as PyPI and as people call them.
 LIBRARIES = {"nvidia-cusparse": "cuSPARSE", "nvidia-cublas": "cuBLAS"}
@@ -42,14 +39,30 @@ def cell(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
 
 
+def columns(found: Sequence[Record]) -> dict[str, str]:
+    """Titles of the columns behind the microseconds by the key of the ratio."""
+    return {**{one.ratio: f"x {one.title}" for one in timed(found)}, "bound": "of roofline"}
+
+
+def on_h100(*, is_recorded: bool) -> list[Record]:
+    """The newest lines from an H100: of kernels tuned there, or of those that were recorded elsewhere."""
+    return current([one for one in records("h100/kernels") if ("choice" in one["options"]) == is_recorded])
+
+
 def elsewhere() -> str:
     """Geometric means of the seven problems on an H100."""
-    found = current(records("h100/kernels"))
-    lines = [("geometric mean", *(cell(mean_ratio(found, key)) for key, _ in COLUMNS))]
-    lines.append(("least", *(cell(min(record["ratios"][key] for record in found)) for key, _ in COLUMNS)))
-    lines.append(("greatest", *(cell(max(record["ratios"][key] for record in found)) for key, _ in COLUMNS)))
-    headings = ("the seven problems", *(title for _, title in COLUMNS))
-    return f"{table(headings, lines, right=len(COLUMNS))}\n{origin(found)}\n"
+    found = on_h100(is_recorded=False)
+    keys = columns(found)
+    lines = [("geometric mean", *(cell(mean_ratio(found, key)) for key in keys))]
+    lines.append(("least", *(cell(min(record["ratios"][key] for record in found)) for key in keys)))
+    lines.append(("greatest", *(cell(max(record["ratios"][key] for record in found)) for key in keys)))
+    return f"{table(('the seven problems', *keys.values()), lines, right=len(keys))}\n{origin(found)}\n"
+
+
+def recorded() -> str:
+    """Means of each set on an H100, of kernels that were chosen on an H200."""
+    found = on_h100(is_recorded=True)
+    return f"{by_set(found, ())}\n{origin(measured_of(found))}\n" if found else NOTHING
 
 
 def short() -> str:
@@ -59,13 +72,14 @@ def short() -> str:
     if not good:
         return NOTHING
     lines = []
-    for known in KNOWN:
-        name = problem_name(known.m, known.k, known.n, known.sparsity)
+    keys = columns(good)
+    for gemm, sparsity in SEVEN:
+        name = problem_name(*gemm, sparsity)
         record = found.get(name, {})
         micros = f"{record['micros']:.1f}" if "micros" in record else "failed" if "failure" in record else "-"
-        lines.append((name, micros, *(cell(record.get("ratios", {}).get(key)) for key, _ in COLUMNS)))
-    lines.append(("geometric mean", "", *(cell(mean_ratio(good, key)) for key, _ in COLUMNS)))
-    headings = ("A, B and zeros", "us", *(title for _, title in COLUMNS))
+        lines.append((name, micros, *(cell(record.get("ratios", {}).get(key)) for key in keys)))
+    lines.append(("geometric mean", "", *(cell(mean_ratio(good, key)) for key in keys)))
+    headings = ("A, B and zeros", "us", *keys.values())
     text = [table(headings, lines, right=len(headings) - 1), f"{tools(good)}\n"]
     if PLOT.exists():
         text.append(f"![Speedup over each baseline by sparsity](../benchmarks/results/{PLOT.name})\n")
@@ -92,20 +106,25 @@ def tools(good: Sequence[Record]) -> str:
 
 def means() -> str:
     """Geometric means of each set, those of the shapes by sparsity; where they were measured, and a plot."""
-    drawn = lines_of("shapes")
-    groups: dict[str, Sequence[Record]] = {SETS["seven"]: lines_of("seven")}
-    for sparsity in read_shapes(SHAPES_FILE).sparsities:
-        groups[f"shapes at {sparsity:.0%}"] = [record for record in drawn if zeros(record) == sparsity]
-    groups |= {SETS["shapes"]: drawn, SETS["real"]: lines_of("real")}
-    lines = [
-        (name, str(len(measured_of(group))), *(cell(mean_ratio(group, key)) for key, _ in COLUMNS))
-        for name, group in groups.items()
-    ]
-    headings = ("set", "kernels", *(title for _, title in COLUMNS))
-    text = [table(headings, lines, right=len(headings) - 1), conditions()]
+    text = [by_set(current(records("kernels")), read_shapes(SHAPES_FILE).sparsities), conditions()]
     if PLOT_OF_ROOFLINE.exists():
         text.append(f"![Fraction of the roofline](../benchmarks/results/{PLOT_OF_ROOFLINE.name})\n")
     return "\n".join(text)
+
+
+def by_set(found: Sequence[Record], sparsities: Sequence[float]) -> str:
+    """Geometric means of each set, and of the shapes at these sparsities."""
+    drawn, seven, real = ([one for one in found if one["set"] == name] for name in ("shapes", "seven", "real"))
+    groups: dict[str, Sequence[Record]] = {SETS["seven"]: seven}
+    for sparsity in sparsities:
+        groups[f"shapes at {sparsity:.0%}"] = [record for record in drawn if zeros(record) == sparsity]
+    groups |= {SETS["shapes"]: drawn, SETS["real"]: real}
+    keys = columns(found)
+    lines = [
+        (name, str(len(measured_of(group))), *(cell(mean_ratio(group, key)) for key in keys))
+        for name, group in groups.items()
+    ]
+    return table(("set", "kernels", *keys.values()), lines, right=len(keys) + 1)
 
 
 def conditions() -> str:
@@ -132,4 +151,5 @@ PAGE = DOCS / "kernels.md"
 REGIONS = {
     "kernels means": means,
     "kernels h100": elsewhere,
+    "kernels recorded": recorded,
 }
