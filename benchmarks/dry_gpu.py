@@ -1,7 +1,7 @@
 """A process that answers as one that runs kernels does, on a machine without a GPU: after about as long, with made up
 times. What a search costs beside the GPU is real.
 
-Run as ``python -m benchmarks.dry_gpu`` by ``benchmarks.search_cost --dry``.
+Tests and dry runs start it as ``python -m benchmarks.dry_gpu``.
 """
 
 import os
