@@ -23,12 +23,8 @@ BASELINES = (
     Baseline("Sputnik", "sputnik_micros", "sputnik"),
 )
 
-#: cuSPARSE without the preprocessing of A that its other algorithm profits from, and ``recorded.RESTRICTED``.
+#: cuSPARSE without the preprocessing of A that its other algorithm profits from.
 ALG2 = Baseline("ALG2", "cusparse_alg2_micros", "cusparse_alg2")
-RESTRICTED = (
-    Baseline("SparTA's method", "like_sparta_micros", "like_sparta"),
-    Baseline("EC-SpMM's method", "like_ec_spmm_micros", "like_ec_spmm"),
-)
 
 #: The ``seven`` problems, layers of BERT and ResNet-50: (m, k, n) and the share of zeros.
 SEVEN = (
@@ -52,7 +48,7 @@ def ratios(measured: Mapping[str, Any]) -> dict[str, float]:
     ``bound``: the least time that the arithmetic or the memory allows over the kernel's, 1 at best.
     """
     micros = measured["micros"]
-    baselines = (*BASELINES, ALG2, *RESTRICTED)
+    baselines = (*BASELINES, ALG2)
     found = {one.ratio: measured[one.micros] / micros for one in baselines if measured.get(one.micros)}
     found["bound"] = measured["bound_micros"] / micros
     return {name: round(value, 4) for name, value in found.items()}
@@ -69,9 +65,9 @@ def measured_of(records: Iterable[Record]) -> list[Record]:
 
 
 def timed(records: Iterable[Record]) -> list[Baseline]:
-    """The baselines and restricted searches that some record has a time of."""
+    """The baselines that some record has a time of."""
     found = {ratio for record in measured_of(records) for ratio in record["ratios"]}
-    return [one for one in (*BASELINES, *RESTRICTED) if one.ratio in found]
+    return [one for one in BASELINES if one.ratio in found]
 
 
 def zeros(record: Record) -> float:

@@ -13,8 +13,6 @@ PAPER = {
     "cusparse": "31.65",
     "cublas_fp32": "3.30 (all)",
     "sputnik": "2.56",
-    "like_sparta": "1.09",
-    "like_ec_spmm": "1.00",
 }
 
 
