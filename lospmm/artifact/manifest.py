@@ -170,6 +170,9 @@ class Measured:
     sputnik_micros: float | None
     cublas_fp16_micros: float | None = None
     cublas_bf16_micros: float | None = None
+    cusparselt_fp16_micros: float | None = None
+    cusparselt_bf16_micros: float | None = None
+    cusparselt_weights: str | None = None  # whether A is 2:4, or was pruned to it: then it is another product
     advice: Literal["sparse", "dense"]
     gpu: str  # the driver's name of it
     clocks: ClocksAtEnd | None
@@ -272,7 +275,8 @@ def parse(content: bytes, where: str) -> dict[str, Any]:
     manifest.setdefault("sums", "float32")
     manifest.setdefault("weights", "dtype")
     if manifest.setdefault("measured", None) is not None:
-        for name in ("cublas_fp16_micros", "cublas_bf16_micros"):
+        libraries = ("cublas_fp16", "cublas_bf16", "cusparselt_fp16", "cusparselt_bf16")
+        for name in (*(f"{library}_micros" for library in libraries), "cusparselt_weights"):
             manifest["measured"].setdefault(name, None)
         manifest["measured"].setdefault("cache", "cold" if manifest["measured"]["cold"] else "warm")
     return manifest

@@ -90,7 +90,6 @@ class Comparison:
     def measured(self) -> Measured:
         """Return the comparison as the manifest keeps it."""
         cusparse = self.baselines.get("cusparse")
-        best = None if cusparse is None else cusparse.best
         return Measured(
             micros=self.micros,
             spread=self.timing.spread,
@@ -99,12 +98,15 @@ class Comparison:
             cache=self.cache,
             bound_micros=self.bound.micros,
             cusparse_micros=self._micros("cusparse"),
-            cusparse_algorithm=None if best is None else best.name,
+            cusparse_algorithm=self._best("cusparse"),
             cusparse_alg2_micros=None if cusparse is None else cusparse.micros_of("CSR_ALG2"),
             cublas_fp32_micros=self._micros("cublas_fp32"),
             cublas_tf32_micros=self._micros("cublas_tf32"),
             cublas_fp16_micros=self._micros("cublas_fp16"),
             cublas_bf16_micros=self._micros("cublas_bf16"),
+            cusparselt_fp16_micros=self._micros("cusparselt_fp16"),
+            cusparselt_bf16_micros=self._micros("cusparselt_bf16"),
+            cusparselt_weights=self._best("cusparselt_fp16") or self._best("cusparselt_bf16"),
             sputnik_micros=self._micros("sputnik"),
             advice=self.advice,
             gpu=self.gpu,
@@ -113,6 +115,11 @@ class Comparison:
 
     def _micros(self, name: str) -> float | None:
         return self.baselines[name].micros if name in self.baselines else None
+
+    def _best(self, name: str) -> str | None:
+        """Return the name of a library's fastest variant."""
+        best = self.baselines[name].best if name in self.baselines else None
+        return None if best is None else best.name
 
 
 def compare(

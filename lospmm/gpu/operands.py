@@ -190,12 +190,17 @@ def allocate(driver: Driver, problem: Prepare) -> DeviceOperands:
     )
 
 
-def fill(driver: Driver, operands: DeviceOperands, problem: Prepare) -> None:
-    """Copy A and every copy of B to the GPU: at the start, and after a kernel that wrote out of bounds."""
+def fill_a(driver: Driver, operands: DeviceOperands, problem: Prepare) -> None:
+    """Copy A to the GPU, for the gate."""
     driver.upload(operands.indptr, problem.indptr)
     if problem.values.size:
         driver.upload(operands.indices, problem.indices)
         driver.upload(operands.values, problem.values)
+
+
+def fill(driver: Driver, operands: DeviceOperands, problem: Prepare) -> None:
+    """Copy A and every copy of B to the GPU: at the start, and after a kernel that wrote out of bounds."""
+    fill_a(driver, operands, problem)
     if problem.bias is not None:
         driver.upload(operands.bias, problem.bias)
     if problem.convolution is not None:

@@ -21,6 +21,8 @@ BASELINES: Mapping[str, str] = {
     "cublas_tf32_micros": "cuBLAS, dense, TF32",
     "cublas_fp16_micros": "cuBLAS, dense, fp16",
     "cublas_bf16_micros": "cuBLAS, dense, bf16",
+    "cusparselt_fp16_micros": "cuSPARSELt, 2:4, fp16",
+    "cusparselt_bf16_micros": "cuSPARSELt, 2:4, bf16",
     "sputnik_micros": "Sputnik",
 }
 
@@ -272,6 +274,8 @@ def _measured_facts(measured: Mapping[str, Any] | None) -> tuple[tuple[str, str]
         ("Spread", f"{measured['spread']:.1%} of the replays"),
         ("Noise", f"{measured['noise']:.1%} between three timings of the kernel"),
     ]
+    if (weights := measured["cusparselt_weights"]) is not None:
+        facts.append(("cuSPARSELt", weights))
     if clocks is not None:
         throttled = f", held back by {', '.join(clocks['throttled'])}" if clocks["throttled"] else ""
         facts.append(

@@ -27,6 +27,7 @@ from lospmm.gpu.libraries import (
     cublas,
     cublaslt,
     cusparse,
+    cusparselt,
     sputnik,
     time_baseline,
 )
@@ -92,7 +93,7 @@ def fake(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture
 def installed(fake: str, monkeypatch: pytest.MonkeyPatch) -> ctypes.CDLL:
     """Every library is the fake one."""
-    for module in (cusparse, cublas, cublaslt):
+    for module in (cusparse, cusparselt, cublas, cublaslt):
         monkeypatch.setattr(module, "find", lambda _name: fake)
     functions = ctypes.CDLL(fake)
     functions.fake_refuse(0)
@@ -125,11 +126,13 @@ class Problem:
         self.place = LibraryTask(self.driver, matrix, n, places, sputnik, dtype, copies_of_a, is_searched=is_searched)
         self.timed = 0
 
-    def check(self, enqueue: Callable[[int], None], limit: float | None) -> GateVerdict:
+    def check(
+        self, enqueue: Callable[[int], None], limit: float | None, multiplied: SparseMatrix | None
+    ) -> GateVerdict:
         """Of every copy, so that a library which always takes the first is found out."""
-        dtype = self.place.dtype
-        a = self.place.matrix.to_scipy().astype(np.float64)
-        a.data = weights_held_to(dtype, self.place.matrix).astype(np.float64)
+        dtype, matrix = self.place.dtype, multiplied or self.place.matrix
+        a = matrix.to_scipy().astype(np.float64)
+        a.data = weights_held_to(dtype, matrix).astype(np.float64)
         worst = 0.0
         for copy, (b, c) in enumerate(zip(self.b, self.c, strict=True)):
             c.view(np.uint8)[:] = 0xFF
@@ -171,7 +174,14 @@ def test_launches_take_turns_at_copies_of_a(fake: str, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "name"), [(dtype, name) for dtype in DTYPES.values() for name in baselines_of(dtype)], ids=str
+    ("dtype", "name"),
+    [
+        (dtype, name)
+        for dtype in DTYPES.values()
+        for name in baselines_of(dtype)
+        if not name.startswith("cusparselt")  # which takes few shapes, and its own A
+    ],
+    ids=str,
 )
 @pytest.mark.parametrize(
     ("matrix", "n"),
@@ -251,6 +261,49 @@ def test_a_search_times_every_algorithm_that_cublaslt_can_start(installed: ctype
     assert (refused.timing, refused.failure) == (None, "cublasLtMatmul: CUBLAS_STATUS_NOT_SUPPORTED")
 
 
+@given(weights=st.lists(st.integers(-3, 3), min_size=16, max_size=16), rows=st.sampled_from([1, 2, 4]))
+def test_pruning_keeps_the_two_largest_of_four(weights: list[int], rows: int) -> None:
+    matrix = from_dense(np.array(weights, dtype=np.float32).reshape(rows, -1))
+    found = cusparselt.prune(matrix)
+    for before, after in zip(*(one.dense_rows(0, rows).reshape(-1, 4) for one in (matrix, found)), strict=True):
+        kept = np.argsort(-abs(before), kind="stable")[:2]
+        assert after.tolist() == [weight if place in kept else 0 for place, weight in enumerate(before)]
+    assert cusparselt.prune(found) == found
+    assert 0 not in found.data
+
+
+@pytest.mark.parametrize("dtype", [DTYPES["float16"], DTYPES["bfloat16"]], ids=str)
+@pytest.mark.parametrize("density", [0.8, 0.1, 0.0])
+@pytest.mark.parametrize("is_exact", [False, True])
+def test_cusparselt_multiplies_the_pruned_matrix(
+    installed: ctypes.CDLL, dtype: Dtype, density: float, is_exact: bool
+) -> None:
+    matrix = drawn(32, 64, density)
+    matrix = cusparselt.prune(matrix) if is_exact else matrix
+    is_exact = is_exact or density == 0
+    problem = Problem(matrix, 24, dtype=dtype, copies=5, copies_of_a=2)
+    found = problem.run("cusparselt_fp16" if dtype.name == "float16" else "cusparselt_bf16")
+    assert (found.failure, found.library) == (None, "cuSPARSELt 0.8.0 (libfake.so)")
+    assert [way.name for way in found.variants] == [cusparselt.EXACT if is_exact else cusparselt.PRUNED]
+    error = np.max(np.abs(dtype.from_storage(problem.c[1]) - matrix.to_scipy() @ dtype.from_storage(problem.b[1])))
+    assert (error < 0.1) == is_exact  # of the product of A itself
+    assert installed.fake_alive() == 0 and not problem.driver.blocks
+
+
+@pytest.mark.parametrize(("m", "k", "n"), [(24, 32, 8), (16, 40, 8), (16, 32, 1)])
+def test_shapes_that_cusparselt_does_not_take(installed: ctypes.CDLL, m: int, k: int, n: int) -> None:
+    found = Problem(drawn(m, k, 0.5), n, dtype=DTYPES["float16"]).run("cusparselt_fp16")
+    assert found.failure == "takes m and k in multiples of 16 and n in multiples of 8"
+    assert installed.fake_alive() == 0
+
+
+def test_what_cusparselt_made_is_released_when_its_search_fails(installed: ctypes.CDLL) -> None:
+    installed.fake_refuse(24)
+    problem = Problem(drawn(16, 32, 0.5), 8, dtype=DTYPES["float16"])
+    assert problem.run("cusparselt_fp16").failure == "cusparseLtMatmulSearch: CUSPARSE_STATUS_NOT_SUPPORTED"
+    assert installed.fake_alive() == 0 and not problem.driver.blocks
+
+
 @pytest.mark.usefixtures("installed")
 def test_tf32_in_place_of_fp32_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """As NVIDIA_TF32_OVERRIDE=1 does."""
@@ -303,6 +356,8 @@ def test_a_missing_library_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     assert problem.run("cublas_tf32").failure == (
         "libcublas is not installed; pip install nvidia-cublas, or a CUDA toolkit"
     )
+    half = Problem(drawn(16, 16, 0.5), 8, dtype=DTYPES["float16"])
+    assert half.run("cusparselt_fp16").failure == ("libcusparseLt is not installed; pip install nvidia-cusparselt-cu13")
     assert problem.run("sputnik").failure == (
         "no library is named; build one and name it with --sputnik (docs/benchmarking.md)"
     )

@@ -4,7 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from hashlib import sha256
 from pathlib import Path
@@ -27,8 +27,8 @@ from lospmm.gpu import shipped as module
 from lospmm.gpu.bench import Bench
 from lospmm.gpu.clocks import Clocks
 from lospmm.gpu.compare import Comparison, bound, compare
-from lospmm.gpu.libraries import BASELINES, BaselineTime, VariantTime, baselines_of
-from lospmm.gpu.libraries.work import BaselineTask
+from lospmm.gpu.libraries import BASELINES, BaselineTime, VariantTime, baselines_of, cusparselt
+from lospmm.gpu.libraries.work import COMMAND, BaselineTask
 from lospmm.gpu.messages import Measurement, Ready
 from lospmm.gpu.shipped import bench_artifact
 from lospmm.gpu.timing import COPIES_BEHIND, FULL, Effort, Timing
@@ -235,6 +235,7 @@ def test_what_the_manifest_keeps() -> None:
         "cusparse_alg2_micros": 120.0,
         "cublas_fp32_micros": 80.0,
         **dict.fromkeys(("cublas_tf32_micros", "sputnik_micros", "cublas_fp16_micros", "cublas_bf16_micros")),
+        **dict.fromkeys(("cusparselt_fp16_micros", "cusparselt_bf16_micros", "cusparselt_weights")),
         "advice": "sparse",
         "gpu": "NVIDIA H200",
         "clocks": asdict(CLOCKS),
@@ -345,19 +346,44 @@ def test_a_kernel_for_another_gpu_is_refused() -> None:
 
 
 @pytest.fixture
-def on_a_fake_gpu(gate_library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Path]]:
-    """``bench_artifact`` with a worker on the CPU; gives the folder of a kernel, and its fake libraries."""
+def fake_libraries(tmp_path: Path) -> Path:
+    """The fake libraries."""
     if (compiler := shutil.which("gcc")) is None:
         pytest.skip("no gcc")
-    libraries = tmp_path / "libfake.so"
     source = Path(__file__).parents[1] / "fixtures" / "fake_libraries.c"
-    command = [compiler, "-shared", "-fPIC", "-DSTREAM=0", "-o", str(libraries), str(source)]
+    command = [compiler, "-shared", "-fPIC", "-DSTREAM=0", "-o", str(tmp_path / "libfake.so"), str(source)]
     subprocess.run(command, check=True, capture_output=True)
-    worker = (sys.executable, "-P", bench_worker.__file__, str(gate_library), str(libraries))
+    return tmp_path / "libfake.so"
+
+
+@pytest.fixture
+def fake_worker(gate_library: Path, fake_libraries: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
+    """The command of a worker on the CPU that has these libraries."""
     monkeypatch.setattr(measure, "compile_gate", lambda _arch: b"gate")
-    monkeypatch.setattr(module, "Bench", lambda problem, cache: Bench(problem, cache=cache, command=worker))
+    return (sys.executable, "-P", bench_worker.__file__, str(gate_library), str(fake_libraries))
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16"])
+def test_cusparselt_is_held_to_the_matrix_that_it_multiplies(fake_worker: tuple[str, ...], name: str) -> None:
+    """And the others to A again."""
+    dense = np.random.default_rng(3).normal(size=(32, 48)).astype(np.float32)
+    problem = Problem(from_dense(dense), 24, DEVICES["h200"], dtype=DTYPES[name])
+    with Bench(problem, cache="streamed", command=fake_worker) as bench:
+        for library in (*reversed(baselines_of(problem.dtype)), *baselines_of(problem.dtype)):
+            found = bench.request(COMMAND, BaselineTask(library, "streamed"))
+            assert isinstance(found, BaselineTime)
+            assert found.failure is None and found.best is not None
+            assert (found.best.name == cusparselt.PRUNED) == library.startswith("cusparselt")
+
+
+@pytest.fixture
+def on_a_fake_gpu(
+    fake_worker: tuple[str, ...], fake_libraries: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Path]:
+    """``bench_artifact`` with a worker on the CPU; gives the folder of a kernel, and its fake libraries."""
+    monkeypatch.setattr(module, "Bench", lambda problem, cache: Bench(problem, cache=cache, command=fake_worker))
     monkeypatch.setattr(bench_command, "detect_device", lambda: DEVICES["h200"])
-    monkeypatch.setenv("LOSPMM_SPUTNIK", str(libraries))
+    monkeypatch.setenv("LOSPMM_SPUTNIK", str(fake_libraries))
     settings.cache_clear()
     artifact.write(kept(from_dense(weights()), fake_gpu.kernel("good", weights(), N)), tmp_path / "good")
     artifact.write(kept(from_dense(weights()), fake_gpu.kernel("zeros", weights(), N)), tmp_path / "wrong")

@@ -33,9 +33,9 @@ from tests.artifact.test_artifact import MANIFEST, WHOLE
 from tests.fixtures import fake_gpu
 from tests.fixtures.fake_gpu import FakeDriver, floats
 from tests.gpu.test_bench import FAILURES, N, gate_library, weights
-from tests.gpu.test_compare import compared, made_files, on_a_fake_gpu
+from tests.gpu.test_compare import compared, fake_libraries, fake_worker, made_files, on_a_fake_gpu
 
-__all__ = ["gate_library", "on_a_fake_gpu"]  # fixtures
+__all__ = ["fake_libraries", "fake_worker", "gate_library", "on_a_fake_gpu"]  # fixtures
 
 LAUNCH = Launch((2, 1, 1), 32)
 L2_BYTES = 10_000
@@ -120,7 +120,7 @@ def test_libraries_are_timed_behind_the_same(gate_library: Path, monkeypatch: py
             addresses = (place.copies[copy].b, place.copies[copy].c)
             driver.launch(function, Shape((1, 1, 1), 32, 0), tuple(map(np.uint64, addresses)))
 
-        assert check(enqueue, None).failure is None
+        assert check(enqueue, None, None).failure is None
         driver.seen.clear()
         return BaselineTime(name, "a library", (VariantTime("own", time(enqueue), 1e-7, None),), None)
 

@@ -1,4 +1,4 @@
-"""cuSPARSE and cuBLAS on a real GPU: every element of their C, their times, and `lospmm bench` as a whole."""
+"""NVIDIA's libraries on a real GPU: every element of their C, their times, and `lospmm bench` as a whole."""
 
 import json
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from lospmm.artifact import artifact, kept
 from lospmm.cli.main import run
 from lospmm.gpu.bench import Bench
 from lospmm.gpu.detect import detect_device
-from lospmm.gpu.libraries import BASELINES, MAX_TF32_ERROR, BaselineTime, baselines_of
+from lospmm.gpu.libraries import BASELINES, DENSE_OF, MAX_TF32_ERROR, BaselineTime, baselines_of, cusparselt
 from lospmm.gpu.libraries.work import COMMAND, BaselineTask
 from lospmm.matrix.csr import SparseMatrix, from_dense
 from lospmm.problem.dtype import DTYPES, FLOAT32
@@ -93,6 +93,25 @@ def test_libraries_of_a_type(name: str, case: str) -> None:
                 found = timed(bench, baseline)
                 print(name, found)
                 assert found.failure is None or case != "a layer"
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16"])
+@pytest.mark.parametrize("n", [8, 64, 4096])
+@pytest.mark.parametrize("is_exact", [True, False])
+def test_cusparselt_multiplies_the_pruned_matrix(name: str, n: int, is_exact: bool) -> None:
+    """The gate holds all of its C to the product of the pruned A, and cuBLAS's after it to that of A."""
+    dtype, matrix = DTYPES[name], drawn(1024, 2048, 0.5)
+    matrix = cusparselt.prune(matrix) if is_exact else matrix
+    own, dense = next(one for one in baselines_of(dtype) if one.startswith("cusparselt")), DENSE_OF[name]
+    with Bench(Problem(matrix, n, detect_device(), dtype=dtype), cache="streamed") as bench:
+        for baseline in (own, dense, own):
+            found = bench.request(COMMAND, BaselineTask(baseline, "streamed"))
+            assert isinstance(found, BaselineTime)
+            print(name, n, found)
+            assert found.failure is None and found.best is not None
+            if baseline == own:
+                assert found.best.name == (cusparselt.EXACT if is_exact else cusparselt.PRUNED)
+                assert found.library is not None and found.library.startswith("cuSPARSELt 0.")
 
 
 def test_a_matrix_without_a_nonzero() -> None:

@@ -1,8 +1,9 @@
 """The libraries that a kernel is compared with, in the same run.
 
 ``BASELINES`` has a row for each. To add one, write a function of a ``LibraryTask`` that yields the ``Variants`` of
-its library, ready to be put on the stream, and add a row. Its result goes through the kernels' gate; a missing or
-failing library is a value, the reason of a ``BaselineTime``, and never ends the comparison.
+its library, ready to be put on the stream, and add a row. Its result goes through the kernels' gate, which compares it
+with the product of the matrix that the library multiplies; a missing or failing library is a value, the reason of a
+``BaselineTime``, and never ends the comparison.
 """
 
 import math
@@ -13,9 +14,10 @@ from functools import partial
 from types import MappingProxyType
 
 from lospmm.gpu.gate import GateVerdict
-from lospmm.gpu.libraries import cublas, cusparse, sputnik
+from lospmm.gpu.libraries import cublas, cusparse, cusparselt, sputnik
 from lospmm.gpu.libraries.library import LibraryFault, LibraryTask, Variants
 from lospmm.gpu.timing import Timing
+from lospmm.matrix.csr import SparseMatrix
 from lospmm.problem.dtype import DTYPES, Dtype
 
 #: TF32 keeps 10 bits of the 23 behind the point of A and of B (PTX ISA, "Alternate floating-point data formats"). Where
@@ -54,6 +56,8 @@ BASELINES: Mapping[str, Baseline] = MappingProxyType(
         ),
         "cublas_fp16": Baseline("cuBLAS fp16, dense", partial(cublas.prepare, name="fp16"), ("float16",)),
         "cublas_bf16": Baseline("cuBLAS bf16, dense", partial(cublas.prepare, name="bf16"), ("bfloat16",)),
+        "cusparselt_fp16": Baseline("cuSPARSELt fp16, 2:4", cusparselt.prepare, ("float16",)),
+        "cusparselt_bf16": Baseline("cuSPARSELt bf16, 2:4", cusparselt.prepare, ("bfloat16",)),
         "sputnik": Baseline("Sputnik", sputnik.prepare),
     }
 )
@@ -116,8 +120,8 @@ class BaselineTime:
 #: Puts the work for one copy of B and C on the stream.
 Enqueue = Callable[[int], None]
 
-#: Runs an enqueue on poisoned memory and holds C to a limit; None is that of the kernels.
-Check = Callable[[Enqueue, float | None], GateVerdict]
+#: Runs an enqueue on poisoned memory and holds C to a limit; None is that of the kernels. A matrix stands for A.
+Check = Callable[[Enqueue, float | None, SparseMatrix | None], GateVerdict]
 
 
 def time_baseline(name: str, place: LibraryTask, *, check: Check, time: Callable[[Enqueue], Timing]) -> BaselineTime:
@@ -126,10 +130,11 @@ def time_baseline(name: str, place: LibraryTask, *, check: Check, time: Callable
     Raises GpuFault where the GPU fails, after which nothing may work any more in this process.
     """
     baseline = BASELINES[name]
+    limit = baseline.limit(place.dtype)
     try:
         with baseline.prepare(place) as variants:
             timed = tuple(
-                _time_variant(way, enqueue, partial(check, enqueue, baseline.limit(place.dtype)), time)
+                _time_variant(way, enqueue, partial(check, enqueue, limit, variants.multiplied), time)
                 for way, enqueue in variants.enqueue.items()
             )
     except LibraryFault as fault:

@@ -86,11 +86,7 @@ def prepare(
 
     Raises LibraryFault, or GpuFault.
     """
-    driver = place.driver
-    dense_bytes = place.dtype.element_bytes * place.matrix.m * place.matrix.k
-    if dense_bytes > MAX_DENSE_BYTES:
-        raise LibraryFault(f"A without its zeros left out takes {dense_bytes} bytes, over {MAX_DENSE_BYTES}")
-    library = open_library()
+    driver, library = place.driver, open_library()
     with ExitStack() as stack:
         handle = create(stack, library, "cublasCreate_v2", "cublasDestroy_v2")
         # In this order: a new stream takes the workspace away again.
@@ -98,7 +94,7 @@ def prepare(
         workspace = reserve(stack, driver, WORKSPACE_BYTES)
         library.call("cublasSetWorkspace_v2", handle, workspace, WORKSPACE_BYTES)
         library.call("cublasSetMathMode", handle, DEFAULT_MATH)
-        a = _place_dense(stack, place)
+        a = place_dense(stack, place)
         one, zero = ctypes.c_float(1.0), ctypes.c_float(0.0)
         enqueue = partial(_multiply, library, place, handle, a, compute, one, zero)
         ways: dict[str, Callable[[int], None]] = {name: enqueue}
@@ -127,10 +123,15 @@ def _multiply(
     library.call("cublasGemmEx", handle, OP_N, OP_N, n, m, k, *operands, compute, GEMM_DEFAULT)
 
 
-def _place_dense(stack: ExitStack, place: LibraryTask) -> list[int]:
-    """Return the device address of each copy of A (m, k), row-major, its zeros written out."""
-    matrix, k, dtype = place.matrix, place.matrix.k, place.dtype
-    row_bytes = dtype.element_bytes * k
+def place_dense(stack: ExitStack, place: LibraryTask) -> list[int]:
+    """Return the device address of each copy of A (m, k), row-major, its zeros written out.
+
+    Raises LibraryFault where one takes more than MAX_DENSE_BYTES.
+    """
+    matrix, dtype = place.matrix, place.dtype
+    row_bytes = dtype.element_bytes * matrix.k
+    if row_bytes * matrix.m > MAX_DENSE_BYTES:
+        raise LibraryFault(f"A without its zeros left out takes {row_bytes * matrix.m} bytes, over {MAX_DENSE_BYTES}")
     addresses = [reserve(stack, place.driver, row_bytes * matrix.m) for _ in range(place.copies_of_a)]
     step = max(1, PIECE_BYTES // row_bytes)
     for start in range(0, matrix.m, step):

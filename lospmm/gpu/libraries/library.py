@@ -66,6 +66,16 @@ class Variants:
 
     library: str  # its name, its version and its file
     enqueue: Mapping[str, Callable[[int], None]]
+    multiplied: SparseMatrix | None = None  # in place of A, where it is another matrix
+
+
+#: How to install what is not ``nvidia-NAME`` on PyPI.
+INSTALL: Mapping[str, str] = MappingProxyType(
+    {
+        "cublasLt": "pip install nvidia-cublas, or a CUDA toolkit",
+        "cusparseLt": "pip install nvidia-cusparselt-cu13",  # no part of the toolkit
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +105,8 @@ def find(name: str) -> str:
     except RuntimeError:  # pathfinder's message lists every folder that it looked into
         path = None
     if path is None:
-        # cublasLt comes with cublas.
-        package = f"nvidia-{name.removesuffix('Lt')}"
-        raise LibraryFault(f"lib{name} is not installed; pip install {package}, or a CUDA toolkit")
+        how = INSTALL.get(name, f"pip install nvidia-{name}, or a CUDA toolkit")
+        raise LibraryFault(f"lib{name} is not installed; {how}")
     return str(path)
 
 

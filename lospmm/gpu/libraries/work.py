@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from lospmm.gpu.gate import GateVerdict, run_and_check
 from lospmm.gpu.libraries import BaselineTime, Enqueue, time_baseline
 from lospmm.gpu.libraries.library import Buffers, LibraryTask
-from lospmm.gpu.messages import CacheState
+from lospmm.gpu.messages import CacheState, Prepare
 from lospmm.gpu.network import time_in
-from lospmm.gpu.operands import fill
+from lospmm.gpu.operands import fill, fill_a
 from lospmm.gpu.timing import FULL, Effort, Timing
 from lospmm.matrix.csr import SparseMatrix
 
@@ -41,10 +41,20 @@ def run(bench: "Workbench", task: BaselineTask) -> BaselineTime:
     matrix = SparseMatrix(problem.m, problem.k, problem.indptr, problem.indices, problem.values)
     copies = [Buffers(b, c) for b, c in zip(operands.b, operands.c, strict=True)]
 
-    def check(enqueue: Enqueue, limit: float | None) -> GateVerdict:
-        """On the first copy and on the last: a library that takes another copy than it is told is found out."""
+    def check(enqueue: Enqueue, limit: float | None, multiplied: SparseMatrix | None) -> GateVerdict:
         tolerance = problem.tolerance if limit is None else replace(problem.tolerance, sum_rounding=limit)
         held_to = replace(problem, tolerance=tolerance)
+        if multiplied is None:
+            return check_copies(enqueue, held_to)
+        own = replace(held_to, indptr=multiplied.indptr, indices=multiplied.indices, values=multiplied.data)
+        try:
+            fill_a(driver, operands, own)
+            return check_copies(enqueue, own)
+        finally:
+            fill_a(driver, operands, problem)
+
+    def check_copies(enqueue: Enqueue, held_to: Prepare) -> GateVerdict:
+        """On the first copy and on the last: a library that takes another copy than it is told is found out."""
         verdicts = []
         for copy in dict.fromkeys((0, operands.copies - 1)):
             verdicts.append(run_and_check(driver, bench.gate, operands, held_to, enqueue, copy=copy))
@@ -53,7 +63,7 @@ def run(bench: "Workbench", task: BaselineTask) -> BaselineTime:
                 return verdicts[-1]
         return max(verdicts, key=lambda verdict: verdict.max_relative_error or 0.0)
 
-    # As if A's nonzeros alone were read: what a library reads is no less, so that no copy stays in the cache.
+    # As if A's nonzeros alone were read: what a library reads is hardly less, so that no copy stays in the cache.
     rotated = operands.rotated(task.cache, problem.dtype.element_bytes * matrix.nnz, driver.l2_bytes())
 
     def time(enqueue: Enqueue) -> Timing:
