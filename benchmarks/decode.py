@@ -10,12 +10,13 @@ nothing is timed again. ``of_roof`` is the time that the least bytes take at the
 kernel's: 16 bits of each nonzero, a bit of each element of A, and B and C. ``bytes`` is the kernel's file, A in it.
 With ``--memory low``, ``decode_low.jsonl`` has kernels that read A alike at every N, and with ``--values int8``,
 ``decode_int8.jsonl`` kernels whose A has 8 bits a value.
+Of N from 8 on cuSPARSELt is timed too, on A pruned to 2:4: another product.
 """
 
 import argparse
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ import matplotlib.pyplot as plt
 from benchmarks.families import context_of, key_of, line_of, measure
 from benchmarks.families_build import Prepared, Shortlist
 from benchmarks.families_cases import Case
-from benchmarks.families_table import Record, best_sparse, dense_micros, mean, read_results
+from benchmarks.families_table import Record, best_sparse, dense_micros, mean, pruned_micros, read_results
 from benchmarks.kernels import ROOT, commit_of
 from lospmm.errors import BadRequest, GpuFault
 from lospmm.gpu.bench import Bench
@@ -87,9 +88,9 @@ def groups(records: Sequence[Record], n: int) -> dict[float, list[Record]]:
     return dict(sorted(found.items()))
 
 
-def gains(records: Sequence[Record]) -> list[float]:
-    """How many times as fast as cuBLAS each is."""
-    return [dense / record["micros"] for record in records if (dense := dense_micros(record)) is not None]
+def gains(records: Sequence[Record], of: Callable[[Record], float | None] = dense_micros) -> list[float]:
+    """How many times as fast as cuBLAS each is, or as another library."""
+    return [micros / record["micros"] for record in records if (micros := of(record)) is not None]
 
 
 def summary(records: Sequence[Record]) -> str:
@@ -100,8 +101,9 @@ def summary(records: Sequence[Record]) -> str:
             for zeros, own in groups([one for one in records if one["dtype"] == dtype], n).items():
                 families = ", ".join(sorted({record["family"] for record in own}))
                 share, gain = mean([record["of_roof"] for record in own]), mean(gains(own))
+                beside = f", {mean(pruned):.2f}x cuSPARSELt" if (pruned := gains(own, pruned_micros)) else ""
                 lines.append(
-                    f"{dtype}, N {n:>4}, {zeros:.0%} zeros: {share:.2f} of the roof, {gain:.2f}x cuBLAS"
+                    f"{dtype}, N {n:>4}, {zeros:.0%} zeros: {share:.2f} of the roof, {gain:.2f}x cuBLAS{beside}"
                     f" ({len(own)} shapes: {families})"
                 )
     return "\n".join(lines)

@@ -6,14 +6,14 @@
 
 Of each problem and each row of FAMILIES the ``--plans`` plans that the forecast puts first are built, checked by the
 gate, every element of C, and timed, cold, in the process that runs kernels; the best of the two fastest families are
-timed again with full effort, beside cuSPARSE and the dense multiplication of the same type. A family that is forecast
-to be ``--far`` times as slow as another, or as cuBLAS, is left out, but the nearest, and but for real layers, of which
-every family computes every one. ``unrolled`` is the best of the paper's kernels that the rank model puts first
-(``families_unrolled``); of 16-bit types again with sums of 16 bits, a row apart. A
-problem is a line of ``families.jsonl``; a kernel that fails is told in it and counts as a fault, not as a plan that
-lost. Builders on all cores work ahead of the GPU; ``--compile-only`` fills their cache and needs no GPU. ``--resume``
-leaves out what the file has; ``--family`` times some families alone and puts their times into the lines that the file
-has, and with ``--resume`` into those that lack one of them. A summary is printed last.
+timed again with full effort, beside cuSPARSE, cuSPARSELt and the dense multiplication of the same type. A family that
+is forecast to be ``--far`` times as slow as another, or as cuBLAS, is left out, but the nearest, and but for real
+layers, of which every family computes every one. ``unrolled`` is the best of the paper's kernels that the rank model
+puts first (``families_unrolled``); of 16-bit types again with sums of 16 bits, a row apart. A problem is a line of
+``families.jsonl``; a kernel that fails is told in it and counts as a fault, not as a plan that lost. Builders on all
+cores work ahead of the GPU; ``--compile-only`` fills their cache and needs no GPU. ``--resume`` leaves out what the
+file has; ``--family`` times some families alone and puts their times into the lines that the file has, and with
+``--resume`` into those that lack one of them. A summary is printed last.
 
 The layers of language models are timed with A from memory too (``streamed``), as a model is that no cache holds: at few
 columns to read A is all that their time is.
@@ -53,7 +53,7 @@ from lospmm.gpu.bench import Bench
 from lospmm.gpu.compare import bound
 from lospmm.gpu.detect import detect_device, own_gpu_id
 from lospmm.gpu.exclusive import exclusive
-from lospmm.gpu.libraries import BaselineTime
+from lospmm.gpu.libraries import DENSE_OF, BaselineTime, baselines_of
 from lospmm.gpu.libraries.work import COMMAND, BaselineTask
 from lospmm.gpu.timing import BRIEF, FULL, MAX_COPIES
 from lospmm.problem.device import DeviceSpec
@@ -62,9 +62,6 @@ from lospmm.problem.problem import Problem
 from lospmm.settings import settings
 
 RESULTS_NAME = "families.jsonl.gz"
-
-#: The dense multiplication of each type, by its name among the baselines.
-DENSE_OF = {"float32": "cublas_fp32", "tf32": "cublas_tf32", "float16": "cublas_fp16", "bfloat16": "cublas_bf16"}
 
 #: A dense A beyond this many bytes is no choice that anyone has.
 MAX_DENSE_BYTES = 1 << 30
@@ -124,7 +121,8 @@ def time_again(bench: Bench, built: Sequence[Built], by_family: dict[str, Record
 def baselines_for(problem: Problem) -> tuple[str, ...]:
     matrix = problem.matrix
     is_dense_sensible = matrix.m * matrix.k * problem.dtype.element_bytes <= MAX_DENSE_BYTES
-    return ("cusparse", DENSE_OF[problem.dtype.name]) if is_dense_sensible else ("cusparse",)
+    pruned = [name for name in baselines_of(problem.dtype) if name.startswith("cusparselt")]
+    return ("cusparse", DENSE_OF[problem.dtype.name], *pruned) if is_dense_sensible else ("cusparse",)
 
 
 def timed_baseline(bench: Bench, name: str) -> Record:
@@ -149,7 +147,7 @@ def line_of(case: Case, context: Mapping[str, Any], prepared: Prepared, bench: B
     by_family = {name: timed_family(bench, [one for one in prepared.built if one.family == name]) for name in names}
     time_again(bench, prepared.built, by_family, 1 if is_quick else FINALISTS)
     is_dense_alone = is_quick or not beside
-    libraries = [name for name in baselines_for(problem) if not (is_dense_alone and name == "cusparse")]
+    libraries = [name for name in baselines_for(problem) if not is_dense_alone or name in DENSE_OF.values()]
     baselines = {name: timed_baseline(bench, name) for name in libraries}
     if rounded := [one for one in prepared.built if one.family == ROUNDED]:  # these are held to other limits
         bench.turn_to(replace(problem, sums=problem.dtype))

@@ -24,7 +24,7 @@ from dataclasses import asdict, replace
 from multiprocessing import get_context
 from pathlib import Path
 
-from benchmarks.families import DENSE_OF, RESULTS_NAME, cases_of, context_of, timed_baseline
+from benchmarks.families import RESULTS_NAME, cases_of, context_of, timed_baseline
 from benchmarks.families_build import UNROLLED
 from benchmarks.families_cases import Case, problem_of
 from benchmarks.families_table import ROUNDED, Record, key, read_results, write_results
@@ -33,6 +33,7 @@ from lospmm.errors import BadRequest, GpuFault, LospmmError
 from lospmm.gpu.bench import Bench
 from lospmm.gpu.detect import detect_device, own_gpu_id
 from lospmm.gpu.exclusive import exclusive
+from lospmm.gpu.libraries import DENSE_OF
 from lospmm.gpu.process import WORKER
 from lospmm.gpu.timing import FULL
 from lospmm.problem.device import DeviceSpec, find_device

@@ -19,6 +19,7 @@ __all__ = [
     "dense_micros",
     "key",
     "library_micros",
+    "pruned_micros",
     "read_results",
     "summary",
     "winner",
@@ -77,6 +78,12 @@ def library_micros(record: Record) -> float | None:
     """Of cuSPARSE."""
     micros: float | None = record["baselines"].get("cusparse", {}).get("micros")
     return micros
+
+
+def pruned_micros(record: Record) -> float | None:
+    """Of cuSPARSELt, with A pruned to 2:4."""
+    times = [found.get("micros") for name, found in record["baselines"].items() if name.startswith("cusparselt")]
+    return times[0] if times else None
 
 
 def winner(record: Record) -> tuple[str, float] | None:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.families import DENSE_OF, context_of, timed_baseline
+from benchmarks.families import context_of, timed_baseline
 from benchmarks.kernels import ROOT, SEED, commit_of
 from fitting import DATA
 from fitting.untimed import DRY
@@ -26,6 +26,7 @@ from lospmm.errors import BadRequest, GpuFault
 from lospmm.gpu.bench import Bench
 from lospmm.gpu.detect import detect_device, own_gpu_id
 from lospmm.gpu.exclusive import exclusive
+from lospmm.gpu.libraries import DENSE_OF
 from lospmm.gpu.process import WORKER
 from lospmm.matrix.csr import SparseMatrix, from_coo
 from lospmm.problem.device import find_device

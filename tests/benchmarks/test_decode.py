@@ -30,7 +30,8 @@ def test_a_line_tells_of_the_fastest_kernel(tmp_path: Path) -> None:
     with Bench(prepared.problem, command=(sys.executable, "-P", "-m", "benchmarks.dry_gpu")) as bench:
         line = decode.line(case, CONTEXT, prepared, bench)
     assert (line["family"], line["bytes"], line["cache"]) == ("csr", size, "streamed")
-    assert line["micros"] == line["families"]["csr"]["micros"] and line["baselines"]["cublas_fp16"] == {"micros": 100.0}
+    assert line["micros"] == line["families"]["csr"]["micros"]
+    assert line["baselines"] == {name: {"micros": 100.0} for name in ("cusparse", "cublas_fp16", "cusparselt_fp16")}
     least = 2 * line["nnz"] + 64 * 64 / 8 + 2 * 32 * (64 + 64)
     assert line["of_roof"] == round(least / DEVICES["h200"].memory_bandwidth * 1e6 / line["micros"], 3)
 
@@ -41,6 +42,9 @@ def test_the_summary_has_geometric_means(tmp_path: Path, monkeypatch: pytest.Mon
     assert decode.summary([*lines, record(set="decode", n=8, families={})]) == (
         "float16, N    8, 70% zeros: 0.50 of the roof, 2.00x cuBLAS (2 shapes: csr)"
     )
+    lines[0]["baselines"] |= {"cusparselt_fp16": {"micros": 12.0}}
+    lines[1]["baselines"] |= {"cusparselt_fp16": {"failure": "takes n in multiples of 8"}}
+    assert "2.00x cuBLAS, 0.80x cuSPARSELt (2 shapes" in decode.summary(lines)
     monkeypatch.setitem(mpl.rcParams, "backend", "agg")
     decode.plot(lines, tmp_path / "decode.png")
     assert (tmp_path / "decode.png").stat().st_size > 5_000

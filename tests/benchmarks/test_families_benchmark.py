@@ -216,6 +216,9 @@ def test_the_map_is_drawn(tmp_path: Path) -> None:
     assert (tmp_path / "map.png").stat().st_size > 10_000
 
 
-def test_dense_is_of_the_same_type() -> None:
-    case = Case("graphs", "R-MAT 2^16", (1024, 1024, 0.99), 32, "float32", "h200")
-    assert families.baselines_for(problem_of(case)) == ("cusparse", "cublas_fp32")
+@pytest.mark.parametrize(
+    ("dtype", "others"), [("float32", ("cublas_fp32",)), ("float16", ("cublas_fp16", "cusparselt_fp16"))]
+)
+def test_dense_and_pruned_are_of_the_same_type(dtype: str, others: tuple[str, ...]) -> None:
+    case = Case("graphs", "R-MAT 2^16", (1024, 1024, 0.99), 32, dtype, "h200")
+    assert families.baselines_for(problem_of(case)) == ("cusparse", *others)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 
 from benchmarks.decode import SHAPES, gains, groups
-from benchmarks.families_table import best_sparse, dense_micros, mean
+from benchmarks.families_table import best_sparse, dense_micros, mean, pruned_micros
 from benchmarks.kernels_table import mean_ratio, measured_of, timed
 from benchmarks.networks_report import speedup
 from tests.docs import kernels, results
@@ -71,12 +71,16 @@ def by_type() -> str:
 
 
 def decode() -> str:
-    """Layers of language models by N up to 64 and sparsity: speedup over cuBLAS, and the share of the roof."""
+    """Layers of language models by N and sparsity: speedup over cuBLAS, the share of the roof, cuSPARSELt if timed."""
     found = records("decode")
     lines = []
     for n in sorted({one["n"] for one in found}):
         own = groups(found, n)
-        cells = (f"{times(gains(some))}, {mean([one['of_roof'] for one in some]):.2f}" for some in own.values())
+        cells = (
+            f"{times(gains(some))}, {mean([one['of_roof'] for one in some]):.2f}"
+            + (f", {times(pruned)}" if (pruned := gains(some, pruned_micros)) else "")
+            for some in own.values()
+        )
         names = dict.fromkeys(one["family"] for some in own.values() for one in some)
         lines.append((f"{n:,}", *cells, ", ".join(f"`{name}`" for name in names)))
     heads = ("N", *(f"{zeros:.0%} zeros" for zeros in sparsities(found)), "fastest families")
