@@ -3,7 +3,7 @@
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from lospmm.cli.options import say
+from lospmm.cli.options import Tuning, say
 from lospmm.errors import LospmmError
 from lospmm.matrix.layers import folder_of
 from lospmm.model.folder import Batch, ModelFolder
@@ -15,11 +15,12 @@ if TYPE_CHECKING:
     from lospmm.client.events import LayerProgress
 
 
-def open_client(address: str, key: str | None, *, quiet: bool) -> "Client":
-    """Open a client of the service, with ``key`` or that of the settings; waits are reported on stderr."""
+def open_client(tuning: Tuning, *, quiet: bool) -> "Client":
+    """Open a client of the service that tunes, with its key or that of the settings; waits are reported on stderr."""
     from lospmm.client.client import Client  # HTTP takes a while to import
 
-    return Client(address, key or settings().key, waits=say(quiet=quiet))
+    assert tuning.address is not None
+    return Client(tuning.address, tuning.key or settings().key, waits=say(quiet=quiet))
 
 
 def fetch_layers(client: "Client", folder: ModelFolder, batch: Batch, progress: "LayerProgress | None") -> None:

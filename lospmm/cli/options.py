@@ -1,7 +1,11 @@
 """Arguments and options that several commands have."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import wraps
+from inspect import Parameter, Signature, signature
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any
 
 import typer
@@ -42,45 +46,9 @@ SeedOption = Annotated[int, typer.Option("--seed", help="Seed for the values of 
 EmitterOption = Annotated[
     str, typer.Option("--emitter", help="sass, ptx, cuda, or auto: sass where it has run on a GPU, else ptx.")
 ]
-RankerOption = Annotated[
-    str,
-    typer.Option(
-        "--ranker",
-        help="none: order by the analytic estimate; lambdamart: by a model trained on the GPU; auto: that, if any.",
-    ),
-]
-ShortlistOption = Annotated[int, typer.Option("--shortlist", help="Candidates to time first, or to list.")]
-MeasureOption = Annotated[
-    str,
-    typer.Option("--measure", help="gpu: time candidates; none: choose by estimate; auto: gpu if present."),
-]
-TrialsOption = Annotated[
-    str, typer.Option("--trials", help="full: time the kernels themselves; proxy: stand-ins for them, then the best.")
-]
-BudgetOption = Annotated[
-    float | None,
-    typer.Option("--budget", help="Time limit in seconds; 0: nothing is timed."),
-]
-VerifyOption = Annotated[
-    str,
-    typer.Option("--verify", help="gpu, cpu or none: where C is compared with float64; auto: gpu if present."),
-]
-FamiliesOption = Annotated[
-    str, typer.Option("--families", help="Kernel families to search, separated by commas, or all.")
-]
 CacheOption = Annotated[
     str,
     typer.Option("--cache", help="cold: B is read from memory; warm: from the L2 cache; network: as in a network."),
-]
-MemoryOption = Annotated[
-    str, typer.Option("--memory", help="low: kernels of every N read one copy of A (lospmm join); fast: the fastest.")
-]
-ValuesOption = Annotated[
-    str, typer.Option("--values", help="What A is held in: dtype, or int8 or fp8_e4m3 with a scale for each row.")
-]
-DtypeOption = Annotated[str, typer.Option("--dtype", help="Type of B and C: float32, tf32, float16 or bfloat16.")]
-SumsOption = Annotated[
-    str, typer.Option("--sums", help="What sums may be rounded to: float32, or the 16-bit type of --dtype.")
 ]
 ServerOption = Annotated[
     str | None,
@@ -89,6 +57,65 @@ ServerOption = Annotated[
 KeyOption = Annotated[str | None, typer.Option("--key", help="The API key of the service (LOSPMM_KEY).")]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on stdout, nothing else.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", help="No progress on stderr.")]
+
+#: The flag of each field of ``Options``; its default is the field's.
+_OPTION_FLAGS: Mapping[str, Any] = MappingProxyType(
+    {
+        "emitter": EmitterOption,
+        "ranker": Annotated[
+            str,
+            typer.Option(
+                "--ranker",
+                help="none: order by the estimate; lambdamart: by a model trained on the GPU; auto: that, if any.",
+            ),
+        ],
+        "shortlist_size": Annotated[int, typer.Option("--shortlist", help="Candidates to time first, or to list.")],
+        "measure": Annotated[
+            str, typer.Option("--measure", help="gpu: time candidates; none: choose by estimate; auto: gpu if present.")
+        ],
+        "trials": Annotated[
+            str,
+            typer.Option(
+                "--trials", help="full: time the kernels themselves; proxy: stand-ins for them, then the best."
+            ),
+        ],
+        "budget_seconds": Annotated[
+            float | None, typer.Option("--budget", help="Time limit in seconds; 0: nothing is timed.")
+        ],
+        "verify": Annotated[
+            str,
+            typer.Option("--verify", help="gpu, cpu or none: where C is compared with float64; auto: gpu if present."),
+        ],
+        "dtype": Annotated[str, typer.Option("--dtype", help="Type of B and C: float32, tf32, float16 or bfloat16.")],
+        "sums": Annotated[
+            str, typer.Option("--sums", help="What sums may be rounded to: float32, or the 16-bit type of --dtype.")
+        ],
+        "families": Annotated[
+            str, typer.Option("--families", help="Kernel families to search, separated by commas, or all.")
+        ],
+        "cache": CacheOption,
+        "memory": Annotated[
+            str,
+            typer.Option(
+                "--memory", help="low: kernels of every N read one copy of A (lospmm join); fast: the fastest."
+            ),
+        ],
+        "values": Annotated[
+            str,
+            typer.Option("--values", help="What A is held in: dtype, or int8 or fp8_e4m3 with a scale for each row."),
+        ],
+    }
+)
+
+#: The other flags of a tuning, with their defaults.
+_OTHER_FLAGS: Mapping[str, tuple[Any, Any]] = MappingProxyType(
+    {
+        "device": (DeviceOption, "auto"),
+        "seed": (SeedOption, 0),
+        "server": (ServerOption, None),
+        "key": (KeyOption, None),
+    }
+)
 
 
 def out_option(meaning: str) -> Any:
@@ -102,25 +129,43 @@ def out_option(meaning: str) -> Any:
     return typer.Option("--out", parser=folder, metavar="<path>", help=meaning)
 
 
-def chosen_server(server: str | None, key: str | None) -> str | None:
-    """Return the address of the service that does the work; None: this machine.
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """What the flags of a tuning say; ``address`` is the service that does it, with its API key, or this machine."""
 
-    Raises BadRequest for a key without a service.
-    """
+    device: str
+    seed: int
+    options: Options
+    address: str | None
+    key: str | None
+
+
+def tunes(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the flags of a tuning, after its own; it is called with what they say as ``tuning``."""
+    own = [one for one in signature(command).parameters.values() if one.name != "tuning"]
+    flags = {name: (flag, getattr(Options(), name)) for name, flag in _OPTION_FLAGS.items()} | dict(_OTHER_FLAGS)
+
+    @wraps(command)
+    def run(**given: Any) -> None:
+        of_tuning = {name: given.pop(name) for name in flags}
+        command(**given, tuning=_tuning(**of_tuning))
+
+    added = [
+        Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=flag)
+        for name, (flag, default) in flags.items()
+    ]
+    run.__signature__ = Signature([*own, *added])  # type: ignore[attr-defined]  # where Typer looks
+    return run
+
+
+def _tuning(device: str, seed: int, server: str | None, key: str | None, **options: Any) -> Tuning:
+    """Raise BadRequest and Unsupported for flags that do not go together."""
     address = (settings().server if server is None else server) or None
     if key and server is None and address is None:
         raise BadRequest("--key goes with a service: name it with --server or in LOSPMM_SERVER, or leave the key out")
-    return address
-
-
-def options_for(address: str | None, **given: Any) -> Options:
-    """Return the options of a command that runs at ``address``. Raises BadRequest, Unsupported.
-
-    What a service decides itself is refused first: a message about its value would say what it may be.
-    """
-    if address is not None:
-        check_served(given)
-    return Options(**given)
+    if address is not None:  # first: a message about a value would say what it may be
+        check_served(options)
+    return Tuning(device, seed, Options(**options), address, key)
 
 
 def say(*, quiet: bool) -> Callable[[str], None]:

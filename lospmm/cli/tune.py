@@ -10,49 +10,31 @@ from lospmm.artifact import artifact, kept
 from lospmm.cli.client import open_client
 from lospmm.cli.options import (
     BiasOption,
-    BudgetOption,
-    CacheOption,
     ConvolutionOption,
-    DeviceOption,
-    DtypeOption,
-    EmitterOption,
-    FamiliesOption,
     JsonOption,
-    KeyOption,
     LayerColumnsOption,
     MatrixArgument,
-    MeasureOption,
-    MemoryOption,
     QuietOption,
-    RankerOption,
     ReluOption,
     ResidualOption,
-    SeedOption,
-    ServerOption,
-    ShortlistOption,
-    SumsOption,
     TensorOption,
     TransposeOption,
-    TrialsOption,
-    ValuesOption,
-    VerifyOption,
-    chosen_server,
-    options_for,
+    Tuning,
     out_option,
     read_problem,
+    tunes,
 )
 from lospmm.cli.show import show_manifest
 from lospmm.matrix import readers
-from lospmm.model.layer_table import LayerSpec
-from lospmm.problem.convolution import parse_convolution
+from lospmm.model.layer_table import Bias, LayerSpec
 from lospmm.problem.dtype import DTYPES, FLOAT32
-from lospmm.problem.problem import columns_of
 from lospmm.progress import reported, tell
 from lospmm.tuning import jobs
 from lospmm.tuning.options import is_experimental
 from lospmm.tuning.request import Request
 
 
+@tunes
 def tune(
     matrix: MatrixArgument,
     out: Annotated[Path, out_option("The folder to put the kernel in.")],
@@ -61,66 +43,50 @@ def tune(
     bias: BiasOption = None,
     relu: ReluOption = False,
     residual: ResidualOption = False,
-    device: DeviceOption = "auto",
-    emitter: EmitterOption = "auto",
-    ranker: RankerOption = "auto",
-    shortlist: ShortlistOption = 10,
-    measure: MeasureOption = "auto",
-    trials: TrialsOption = "full",
-    budget: BudgetOption = None,
-    verify: VerifyOption = "auto",
-    dtype: DtypeOption = "float32",
-    sums: SumsOption = "float32",
-    families: FamiliesOption = "all",
-    cache: CacheOption = "cold",
-    memory: MemoryOption = "fast",
-    values: ValuesOption = "dtype",
     transpose: TransposeOption = False,
     tensor: TensorOption = None,
-    seed: SeedOption = 0,
-    server: ServerOption = None,
-    key: KeyOption = None,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
+    *,
+    tuning: Tuning,
 ) -> None:
     """Search for the fastest kernel for C = A x B, and write it to a folder."""
-    options = options_for(
-        address := chosen_server(server, key),
-        emitter=emitter,
-        ranker=ranker,
-        measure=measure,
-        verify=verify,
-        trials=trials,
-        dtype=dtype,
-        sums=sums,
-        families=families,
-        shortlist_size=shortlist,
-        budget_seconds=budget,
-        cache=cache,
-        memory=memory,
-        values=values,
-    )
-    convolution = None if conv is None else parse_convolution(conv)
     numbers = None if bias is None else readers.read_bias(bias)
-    columns = columns_of(n, convolution)
+    row = LayerSpec(n=n, conv=conv, transpose=transpose, relu=relu, residual=residual)
     artifact.check_target(out)
-    if address is not None:
-        layer = {"convolution": convolution, "bias": numbers, "relu": relu, "residual": residual}
-        more = {"device": device, "tensor": tensor, "seed": seed, **layer, **asdict(options)}
-        more["transpose"] = transpose
-        with open_client(address, key, quiet=quiet) as client, reported(quiet=quiet) as progress:
-            done = client.tune(matrix, columns, progress=progress, **more).artifact
+    if tuning.address is not None:
+        done = _tuned_there(matrix, tensor, row, numbers, tuning, quiet=quiet)
         artifact.write(done, out)
     else:
-        file, plain = read_problem(matrix, columns, device, tensor, seed)
-        row = LayerSpec(n=columns, conv=conv, transpose=transpose, relu=relu, residual=residual)
-        done = _tuned_here(row.request(file, numbers, plain.device, options, seed), out, quiet=quiet)
+        file, plain = read_problem(matrix, row.columns, tuning.device, tensor, tuning.seed)
+        done = _tuned_here(row.request(file, numbers, plain.device, tuning.options, tuning.seed), out, quiet=quiet)
         _note_of_zeros(file)
-        _note_of_elements(file, dtype)
+        _note_of_elements(file, tuning.options.dtype)
     show_manifest(done.manifest, out, as_json=as_json)
     _warn_of_experiments(done)
     if not (quiet or as_json):
         tell(f"next: lospmm bench {out}, on a machine with the GPU {done.manifest['device']}")
+
+
+def _tuned_there(
+    matrix: Path, tensor: str | None, row: LayerSpec, bias: Bias, tuning: Tuning, *, quiet: bool
+) -> artifact.Artifact:
+    """Tune by the service."""
+    with open_client(tuning, quiet=quiet) as client, reported(quiet=quiet) as progress:
+        return client.tune(
+            matrix,
+            row.columns,
+            device=tuning.device,
+            convolution=row.convolution,
+            bias=bias,
+            relu=row.relu,
+            residual=row.residual,
+            tensor=tensor,
+            transpose=row.transpose,
+            seed=tuning.seed,
+            progress=progress,
+            **asdict(tuning.options),
+        ).artifact
 
 
 def _tuned_here(request: Request, out: Path, *, quiet: bool) -> artifact.Artifact:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,35 +13,18 @@ from lospmm.artifact import kept
 from lospmm.cli.client import fetch_layers, open_client
 from lospmm.cli.options import (
     BiasesOption,
-    BudgetOption,
-    CacheOption,
     ConvolutionOption,
-    DeviceOption,
-    DtypeOption,
-    EmitterOption,
-    FamiliesOption,
     JsonOption,
-    KeyOption,
     LayerColumnsOption,
     LayersOption,
-    MeasureOption,
-    MemoryOption,
     QuietOption,
-    RankerOption,
     ReluOption,
     ResidualOption,
-    SeedOption,
-    ServerOption,
-    ShortlistOption,
-    SumsOption,
     TransposeOption,
-    TrialsOption,
-    ValuesOption,
-    VerifyOption,
-    chosen_server,
-    options_for,
+    Tuning,
     out_option,
     say,
+    tunes,
 )
 from lospmm.cli.output import print_json, print_table
 from lospmm.errors import BadRequest
@@ -55,6 +39,7 @@ from lospmm.progress import reported
 from lospmm.stages import Progress
 
 
+@tunes
 def tune_model(
     model: Annotated[
         Path,
@@ -68,63 +53,22 @@ def tune_model(
     biases: BiasesOption = False,
     relu: ReluOption = False,
     residual: ResidualOption = False,
-    device: DeviceOption = "auto",
-    emitter: EmitterOption = "auto",
-    ranker: RankerOption = "auto",
-    shortlist: ShortlistOption = 10,
-    measure: MeasureOption = "auto",
-    trials: TrialsOption = "full",
-    budget: BudgetOption = None,
-    verify: VerifyOption = "auto",
-    dtype: DtypeOption = "float32",
-    sums: SumsOption = "float32",
-    families: FamiliesOption = "all",
-    cache: CacheOption = "cold",
-    memory: MemoryOption = "fast",
-    values: ValuesOption = "dtype",
-    seed: SeedOption = 0,
-    server: ServerOption = None,
-    key: KeyOption = None,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
+    *,
+    tuning: Tuning,
 ) -> None:
     """Make a kernel for every layer of a model, each in a folder of its own, and report.json about all of them.
 
     --layers gives each layer its own N or convolution; `lospmm layers` writes such a table.
     """
-    options = options_for(
-        address := chosen_server(server, key),
-        emitter=emitter,
-        ranker=ranker,
-        measure=measure,
-        verify=verify,
-        trials=trials,
-        dtype=dtype,
-        sums=sums,
-        families=families,
-        shortlist_size=shortlist,
-        budget_seconds=budget,
-        cache=cache,
-        memory=memory,
-        values=values,
-    )
     own = {"n": n, "conv": conv, "transpose": transpose, "bias": biases, "relu": relu, "residual": residual}
-    table = _table(layers, own)
-    batch = Batch(open_model(model, seed=seed), table, device, options, seed)
-    table.check_used([*batch.model.names, *batch.model.others])
-    skipped = table.skipped(batch.model.names, batch.model.conv1d)
-    if len(skipped) == len(batch.model.names):
-        first, reason = next(iter(skipped.items()))
-        raise BadRequest(f"no layer is asked for: {first}: {reason}")
+    batch = Batch(open_model(model, seed=tuning.seed), _table(layers, own), tuning.device, tuning.options, tuning.seed)
+    batch.check()
     if biases:
         batch.model.check_biases()
     with alone_in(out):
-        if address is None:
-            folder = _tuned_here(batch, out, quiet=quiet)
-        else:
-            with open_client(address, key, quiet=quiet) as client:
-                folder = ModelFolder(out, batch, _say_failure)
-                fetch_layers(client, folder, batch, None if quiet else _say_layer)
+        folder = (_tuned_here if tuning.address is None else partial(_tuned_there, tuning))(batch, out, quiet=quiet)
     _show(folder, as_json=as_json)
     if any(layer.launch is not None for layer in folder.report.layers):
         say(quiet=quiet or as_json)(
@@ -158,6 +102,13 @@ def _tuned_here(batch: Batch, out: Path, *, quiet: bool) -> ModelFolder:
             yield progress
 
     tune_here(folder, batch, gpu, store=kept.open_store(), watch=watch)
+    return folder
+
+
+def _tuned_there(tuning: Tuning, batch: Batch, out: Path, *, quiet: bool) -> ModelFolder:
+    with open_client(tuning, quiet=quiet) as client:
+        folder = ModelFolder(out, batch, _say_failure)
+        fetch_layers(client, folder, batch, None if quiet else _say_layer)
     return folder
 
 

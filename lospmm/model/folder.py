@@ -42,6 +42,14 @@ class Batch:
         """What gets no kernel, with the reasons: layers that the table skips, and tensors that are no weights."""
         return {**self.table.skipped(self.model.names, self.model.conv1d), **self.model.others}
 
+    def check(self) -> None:
+        """Raise BadRequest for a table with a row for none of the layers, or that skips all of them."""
+        self.table.check_used([*self.model.names, *self.model.others])
+        skipped = self.table.skipped(self.model.names, self.model.conv1d)
+        if len(skipped) == len(self.model.names):
+            first, reason = next(iter(skipped.items()))
+            raise BadRequest(f"no layer is asked for: {first}: {reason}")
+
     def request(self, gpu: DeviceSpec, name: str, file: MatrixFile) -> Request:
         """Return the request for the kernel of a layer on ``gpu``. Raises BadRequest, BadMatrix."""
         bias = self.table.bias_of(name, file)
