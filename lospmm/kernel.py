@@ -181,11 +181,12 @@ def load(directory: str | os.PathLike[str]) -> Kernel:
 def load_model(directory: str | os.PathLike[str]) -> dict[str, Kernel]:
     """Load the kernels in a folder that ``lospmm tune-model`` wrote, by the names of their layers.
 
-    Layers that failed or were skipped are left out; report.json says why. Raises BadRequest.
+    Those of a layer with kernels for several N have names like fc1.weight@8. Layers that failed or were skipped are
+    left out; report.json says why. Raises BadRequest.
     """
     folder = path_of(directory)
     layers = [layer for layer in read_report(folder).layers if layer.launch is not None]
-    return {layer.name: Kernel(artifact.read(folder / layer.folder)) for layer in layers}
+    return {layer.kernel: Kernel(artifact.read(folder / layer.folder)) for layer in layers}
 
 
 def path_of(directory: str | os.PathLike[str]) -> Path:

@@ -5,9 +5,7 @@ from typing import TYPE_CHECKING
 
 from lospmm.cli.options import Tuning, say
 from lospmm.errors import LospmmError
-from lospmm.matrix.layers import folder_of
 from lospmm.model.folder import Batch, ModelFolder
-from lospmm.model.report import failed, succeeded
 from lospmm.settings import settings
 
 if TYPE_CHECKING:
@@ -28,27 +26,29 @@ def fetch_layers(client: "Client", folder: ModelFolder, batch: Batch, progress: 
 
     Raises ToolchainFault where no report can be written, and what ``Client.each_layer`` raises.
     """
+    kernels = {(kernel.layer, kernel.row.columns): kernel for kernel in batch.kernels}
     results = client.each_layer(
         batch.model,
         layers=batch.table,
         device=batch.device,
         seed=batch.seed,
         progress=progress,
-        has=lambda name, digest: folder.held(name, digest) is not None,
+        has=lambda kernel, digest: folder.held(kernel, digest) is not None,
         **asdict(batch.options),
     )
     for result in results:
-        if result.skipped is not None:
+        if result.skipped is not None or result.n is None:
             continue  # the folder's report has it
+        kernel = kernels[result.name, result.n]
         try:
             if result.error is not None:
                 raise result.error
             assert result.digest is not None
             if result.kernel is None:
-                held = folder.held(result.name, result.digest)
+                held = folder.held(kernel, result.digest)
                 assert held is not None, "it was there when the service was asked"
-                folder.tell(succeeded(result.name, folder_of(result.name), result.digest, held.manifest))
+                folder.succeed(kernel, result.digest, held)
             else:
-                folder.keep(result.name, result.digest, result.kernel.artifact)
+                folder.keep(kernel, result.digest, result.kernel.artifact)
         except LospmmError as error:
-            folder.tell(failed(result.name, folder_of(result.name), error, result.digest))
+            folder.fail(kernel, result.digest, error)

@@ -15,7 +15,6 @@ from lospmm.cli.options import (
     BiasesOption,
     ConvolutionOption,
     JsonOption,
-    LayerColumnsOption,
     LayersOption,
     QuietOption,
     ReluOption,
@@ -31,9 +30,9 @@ from lospmm.errors import BadRequest
 from lospmm.gpu.detect import device_of, own_gpu
 from lospmm.matrix.layers import REPORT_FILE, open_model
 from lospmm.matrix.readers import VECTOR
-from lospmm.model.batch import tune_here
+from lospmm.model.batch import join_layers, tune_here
 from lospmm.model.folder import Batch, ModelFolder, alone_in
-from lospmm.model.layer_table import ANY, LayerSpec, LayerTable, keys_given, read_table
+from lospmm.model.layer_table import ANY, LayerKernel, LayerSpec, LayerTable, columns_in, keys_given, read_table
 from lospmm.model.report import LayerReport, table
 from lospmm.progress import reported
 from lospmm.stages import Progress
@@ -47,7 +46,10 @@ def tune_model(
     ],
     out: Annotated[Path, out_option("The folder to put a folder for each layer in.")],
     layers: LayersOption = None,
-    n: LayerColumnsOption = None,
+    n: Annotated[
+        str | None,
+        typer.Option("--n", metavar="<int,...>", help="Columns of B, as 8 or 1,8,512; needed without --conv."),
+    ] = None,
     conv: ConvolutionOption = None,
     transpose: TransposeOption = False,
     biases: BiasesOption = False,
@@ -62,13 +64,22 @@ def tune_model(
 
     --layers gives each layer its own N or convolution; `lospmm layers` writes such a table.
     """
-    own = {"n": n, "conv": conv, "transpose": transpose, "bias": biases, "relu": relu, "residual": residual}
+    own = {
+        "n": None if n is None else columns_in(n),
+        "conv": conv,
+        "transpose": transpose,
+        "bias": biases,
+        "relu": relu,
+        "residual": residual,
+    }
     batch = Batch(open_model(model, seed=tuning.seed), _table(layers, own), tuning.device, tuning.options, tuning.seed)
     batch.check()
     if biases:
         batch.model.check_biases()
     with alone_in(out):
         folder = (_tuned_here if tuning.address is None else partial(_tuned_there, tuning))(batch, out, quiet=quiet)
+        if tuning.options.memory == "low":
+            join_layers(folder, batch, store=kept.open_store(), heard=lambda name: say(quiet=quiet)(f"join: {name}"))
     _show(folder, as_json=as_json)
     if any(layer.launch is not None for layer in folder.report.layers):
         say(quiet=quiet or as_json)(
@@ -92,12 +103,11 @@ def _tuned_here(batch: Batch, out: Path, *, quiet: bool) -> ModelFolder:
     gpu = device_of(batch.device)
     batch.options.resolved(gpu, own_gpu())  # what no layer can have is said once
     folder = ModelFolder(out, replace(batch, device=gpu.name), _say_failure)
-    skipped = batch.skipped
-    names = [name for name in batch.model.names if name not in skipped]
+    names = [kernel.name for kernel in batch.kernels]
 
     @contextmanager
-    def watch(name: str) -> Iterator[Progress]:
-        say(quiet=quiet)(f"layer {names.index(name) + 1} of {len(names)}: {name}")
+    def watch(kernel: LayerKernel) -> Iterator[Progress]:
+        say(quiet=quiet)(f"layer {names.index(kernel.name) + 1} of {len(names)}: {kernel.name}")
         with reported(quiet=quiet) as progress:
             yield progress
 
@@ -117,9 +127,11 @@ def _show(folder: ModelFolder, *, as_json: bool) -> None:
     if as_json:
         print_json(asdict(report))
         return
-    heads = ("layer", "shape", "sparsity", "us", "dense us", "advice")
+    heads = ("layer", "N", "shape", "sparsity", "us", "dense us", "advice")
     shown = [layer for layer in report.layers if layer.skipped != VECTOR]
-    print_table(heads, table(shown), numbers=("sparsity", "us", "dense us"))
+    print_table(heads, table(shown), numbers=("N", "sparsity", "us", "dense us"))
+    for total in report.totals:
+        print(total)
     if vectors := len(report.layers) - len(shown):
         print(f"and {vectors} vector{'s' * (vectors > 1)}, as biases are, in {REPORT_FILE}")
 
@@ -133,4 +145,4 @@ def _say_layer(layer: str, stage: str, done: int, total: int) -> None:
 def _say_failure(layer: LayerReport) -> None:
     """Print the failure of a layer, also with --quiet."""
     if layer.error is not None:
-        say(quiet=False)(f"error: layer {layer.name}: {layer.error.message}")
+        say(quiet=False)(f"error: layer {layer.kernel}: {layer.error.message}")

@@ -11,7 +11,7 @@ import json
 import math
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, TypeVar
@@ -25,13 +25,13 @@ from lospmm.artifact.manifest import MANIFEST_FILE
 from lospmm.client.answers import Job, JobsPage, NamedKernel, error_of, layers_by_digest, parsed
 from lospmm.client.connection import Connection, Gone
 from lospmm.client.events import Hear, LayerProgress, ignore, layer_stages, stages, tell
-from lospmm.client.queries import columns_query, layer_query, options_query, row_query
+from lospmm.client.queries import columns_query, layer_query, options_query, row_of, row_query
 from lospmm.client.uploads import Biases, ModelWeights, Upload, read_uploads, table_of, upload_of, with_bias
 from lospmm.errors import BadRequest, LospmmError, ServiceFault
 from lospmm.kernel import Kernel
 from lospmm.matrix.readers import MatrixFile
-from lospmm.model.layer_table import ANY, LayerSpec, LayerTable
-from lospmm.problem.convolution import Convolution, written
+from lospmm.model.layer_table import ANY, LayerKernel, LayerSpec, LayerTable
+from lospmm.problem.convolution import Convolution
 from lospmm.problem.weights import Weights, flattened, matrix_and_values
 from lospmm.stages import Progress, silent
 
@@ -57,13 +57,17 @@ _IDENTITY = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True, slots=True)
 class LayerResult:
-    """A layer's kernel, why it has none, or why none was asked for. Equal layers have the same digest."""
+    """A layer's kernel for ``n`` columns, why it has none, or why none was asked for.
+
+    Equal layers have the same digest.
+    """
 
     name: str
     digest: str | None = None
     kernel: Kernel | None = None
     error: LospmmError | None = None
     skipped: str | None = None
+    n: int | None = None
 
 
 class Client:
@@ -134,7 +138,7 @@ class Client:
     def tune_model(
         self,
         model: ModelWeights,
-        n: int | None = None,
+        n: int | Iterable[int] | None = None,
         *,
         layers: LayerTable | None = None,
         name: str | None = None,
@@ -150,7 +154,8 @@ class Client:
     ) -> list[LayerResult]:
         """Tune the layers of a model: a ``.safetensors``, ``.onnx`` or ``.pt``, a folder, or weights by name.
 
-        ``layers`` gives each layer its own n or convolution, bias and epilogue, in place of those of all layers.
+        ``layers`` gives each layer its own n or convolution, bias and epilogue, in place of those of all layers. With
+        several n a layer has a result for each, and ``progress`` names like fc1.weight@8.
         ``biases`` are those of layers by name, or True: each layer of a model's file has the one beside its weight.
 
         A layer that is wrong, or that has no kernel in the end, has an ``error`` and the others their kernels; what is
@@ -177,7 +182,7 @@ class Client:
     def each_layer(
         self,
         model: ModelWeights,
-        n: int | None = None,
+        n: int | Iterable[int] | None = None,
         *,
         layers: LayerTable | None = None,
         name: str | None = None,
@@ -189,38 +194,40 @@ class Client:
         seed: int = 0,
         progress: LayerProgress | None = None,
         timeout_seconds: float | None = None,
-        has: Callable[[str, str], bool] | None = None,
+        has: Callable[[LayerKernel, str], bool] | None = None,
         **options: Any,
     ) -> Iterator[LayerResult]:
         """Yield the results of ``tune_model`` with one kernel in memory at a time, once all have ended.
 
-        A kernel that the caller ``has``, by the layer's name and its digest, is not fetched.
+        A kernel that the caller ``has``, with this digest, is not fetched.
         """
         query = options_query(device, seed, options)
         if layers is None:
-            query |= columns_query(n, convolution)
-            query |= layer_query(convolution, relu=relu, residual=residual)
+            row = row_of(n, convolution, bias=biases is True, relu=relu, residual=residual)
+            table, of_all = LayerTable({ANY: row}), row_query(row)
         elif n is not None or convolution is not None or biases or relu or residual:
             raise BadRequest("layers gives n, convolution, bias, relu and residual of each layer: leave these out")
-        conv = None if convolution is None else written(convolution)
-        table = layers or LayerTable({ANY: LayerSpec(n=None if conv else 1, conv=conv, bias=biases is True)})
+        else:
+            table, of_all = layers, {}
         posted = read_uploads(model, seed, biases, table)
-        uploads = {layer: found for layer, found in posted.layers.items() if isinstance(found, Upload)}
-        params = {**query, "wait": 0, "name": (name or posted.name)[:NAME_CHARACTERS]}
+        uploads = [found for found in posted.layers.values() if isinstance(found, Upload)]
+        params = {**query, **of_all, "wait": 0, "name": (name or posted.name)[:NAME_CHARACTERS]}
         ended: dict[str, LayerResult] = {}
         if uploads:
+            kernels = [kernel for upload in uploads for kernel in table.kernels_of(upload.layer)]
             deadline = _deadline(timeout_seconds)
-            ended = self._again(lambda: self._run_model(list(uploads.values()), layers, params, progress, deadline))
+            ended = self._again(lambda: self._run_model(uploads, layers, kernels, params, progress, deadline))
         for layer, found in posted.layers.items():
-            if not isinstance(found, Upload):
-                yield LayerResult(layer, error=found)
-                continue
-            result = ended[layer]
-            if result.error is not None or result.digest is None or (has is not None and has(layer, result.digest)):
-                yield result
-            else:
-                row = {} if layers is None else row_query(layers.row_of(layer))
-                yield self._with_kernel(result, found, {**query, **row})
+            for kernel in table.kernels_of(layer):
+                if not isinstance(found, Upload):
+                    yield LayerResult(layer, error=found, n=kernel.row.columns)
+                    continue
+                result = ended[kernel.folder]
+                is_there = result.digest is not None and has is not None and has(kernel, result.digest)
+                if result.error is not None or result.digest is None or is_there:
+                    yield result
+                else:
+                    yield self._with_kernel(result, found, {**query, **row_query(kernel.row)})
         for layer, reason in posted.skipped.items():
             yield LayerResult(layer, skipped=reason)
 
@@ -306,29 +313,30 @@ class Client:
         self,
         uploads: list[Upload],
         table: LayerTable | None,
+        kernels: list[LayerKernel],
         params: Mapping[str, Any],
         progress: LayerProgress | None,
         deadline: float,
     ) -> dict[str, LayerResult]:
-        """Return every layer once all have ended, without the kernels."""
+        """Return the results by the kernels' folders once all have ended, without the kernels."""
         files = [("matrix", upload.file) for upload in uploads]
         files += [("bias", upload.bias) for upload in uploads if upload.bias is not None]
         if table is not None:
             files.append(("layers", table_of(uploads, table)))
         job = parsed(Job, self._connection.ask("POST", "/v1/models", params=params, files=files, deadline=deadline))
-        names = layers_by_digest(job, [upload.layer for upload in uploads])
+        names = layers_by_digest(job, [kernel.name for kernel in kernels])
         if not job.is_ended:
             job = self._follow(job.id, layer_stages(progress, names), deadline)
-        if job.layers is None or len(job.layers) != len(uploads):
+        if job.layers is None or len(job.layers) != len(kernels):
             raise ServiceFault(f"{self._connection.url}: the job {job.id} is not of the layers that were posted")
         found = {}
-        for upload, layer in zip(uploads, job.layers, strict=True):
+        for kernel, layer in zip(kernels, job.layers, strict=True):
             error = None if layer.error is None else error_of(layer.error, self._connection.url)
             if error is None and layer.state != "succeeded":
                 error = ServiceFault(
                     f"{self._connection.url}: the layer is {layer.state}, and the service says not why"
                 )
-            found[upload.layer] = LayerResult(upload.layer, layer.digest, error=error)
+            found[kernel.folder] = LayerResult(kernel.layer, layer.digest, error=error, n=kernel.row.columns)
         return found
 
     def _tuned(self, upload: Upload, query: Mapping[str, Any], hear: Hear, deadline: float) -> Kernel:

@@ -1,6 +1,6 @@
 """Parameters of the service's routes that tune."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from lospmm.kernel import whole_number
@@ -30,11 +30,24 @@ def columns_query(n: int | None, convolution: Convolution | None) -> dict[str, A
     return {"n": columns}
 
 
+def row_of(
+    n: int | Iterable[int] | None, convolution: Convolution | None, *, bias: bool, relu: bool, residual: bool
+) -> LayerSpec:
+    """Return the row of all layers of a model, with one or several numbers of columns. Raises BadRequest."""
+    if isinstance(n, Iterable):
+        columns: int | tuple[int, ...] | None = tuple(whole_number("n", one) for one in n)
+    else:
+        columns = None if n is None else whole_number("n", n)
+    columns_of(0, convolution)  # raises for what is no convolution
+    conv = None if convolution is None else written(convolution)
+    return LayerSpec(n=columns, conv=conv, bias=bias, relu=relu, residual=residual)
+
+
 def row_query(row: LayerSpec) -> dict[str, Any]:
     """Return the parameters of a layer, of its row of a layer table."""
     own = {name: value for name, value in row.given.items() if name in ("dtype", "sums", "families")}
-    query = columns_query(row.n, row.convolution) | layer_query(row.convolution, relu=row.relu, residual=row.residual)
-    return query | own
+    n = ",".join(str(one.columns) for one in row.each)
+    return {"n": n} | layer_query(row.convolution, relu=row.relu, residual=row.residual) | own
 
 
 def layer_query(convolution: Convolution | None, *, relu: bool, residual: bool) -> dict[str, Any]:

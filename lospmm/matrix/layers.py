@@ -87,11 +87,19 @@ def check_names(names: Sequence[str]) -> None:
         owners[folder] = name
 
 
-def folder_of(name: str) -> str:
+def kernel_name(layer: str, n: int | None) -> str:
+    """Return the name of a layer's kernel: the layer's; with ``n``, of a layer that has kernels for several N, both."""
+    return layer if n is None else f"{layer}@{n}"
+
+
+def folder_of(name: str, n: int | None = None) -> str:
     """Return the folder of a layer within the model's: its name, or a safe form of it with a digest.
 
-    A name always gives the same folder: one part of a path, not hidden. ``check_names`` finds collisions.
+    A name always gives the same folder: one part of a path, not hidden. ``check_names`` finds collisions. With ``n``
+    it is that of one of a layer's kernels, as in ``kernel_name``; no layer's folder has an @.
     """
+    if n is not None:
+        return kernel_name(folder_of(name), n)
     if _PLAIN.fullmatch(name) and name.lower() not in (REPORT_FILE, KERNELS_FILE):
         return name
     readable = re.sub(r"[^A-Za-z0-9._-]+", "_", name[:_READABLE_CHARACTERS]).lstrip(".-")

@@ -13,25 +13,26 @@ from typing import Self, TypeVar
 
 from lospmm.artifact import artifact
 from lospmm.errors import BadMatrix, LospmmError
-from lospmm.matrix.layers import Found, folder_of
+from lospmm.matrix.layers import Found
 from lospmm.matrix.readers import MatrixFile
 from lospmm.model.folder import Batch, ModelFolder
-from lospmm.model.report import failed, succeeded
+from lospmm.model.layer_table import LayerKernel
 from lospmm.problem.device import DeviceSpec
 from lospmm.settings import settings
 from lospmm.stages import Progress
 from lospmm.store import Store
 from lospmm.tuning import jobs
+from lospmm.tuning.one_copy import joined
 from lospmm.tuning.request import Request
 from lospmm.tuning.session import AHEAD, Session
 
 Done = TypeVar("Done")
 
-#: The name of a layer, and its matrix.
-Layer = tuple[str, Found]
+#: A kernel of a layer, and the layer's matrix.
+Wanted = tuple[LayerKernel, Found]
 
-#: Shows a layer's progress while it is tuned, by its name.
-Watch = Callable[[str], AbstractContextManager[Progress]]
+#: Shows a kernel's progress while it is tuned.
+Watch = Callable[[LayerKernel], AbstractContextManager[Progress]]
 
 
 def tune_here(folder: ModelFolder, batch: Batch, gpu: DeviceSpec, *, store: Store, watch: Watch) -> None:
@@ -44,13 +45,40 @@ def tune_here(folder: ModelFolder, batch: Batch, gpu: DeviceSpec, *, store: Stor
         here = _Here(folder, partial(batch.request, gpu), store, session)
         endings = stack.enter_context(_Endings())
         reader = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="next layer"))
-        skipped = batch.skipped
-        layers = iter(batch.model.read([name for name in batch.model.names if name not in skipped]))
-        coming = deque([reader.submit(_next_of, layers, here, is_first=True)])
-        while (layer := coming.popleft().result()) is not None:
-            coming.extend(reader.submit(_next_of, layers, here) for _ in range(AHEAD - len(coming)))
-            with watch(layer.name) as progress:
-                _tune_layer(layer, here, endings, progress)
+        wanted = _wanted(batch)
+        coming = deque([reader.submit(_next_of, wanted, here, is_first=True)])
+        while (asked := coming.popleft().result()) is not None:
+            coming.extend(reader.submit(_next_of, wanted, here) for _ in range(AHEAD - len(coming)))
+            with watch(asked.kernel) as progress:
+                _tune(asked, here, endings, progress)
+
+
+def join_layers(folder: ModelFolder, batch: Batch, *, store: Store, heard: Callable[[str], None]) -> None:
+    """Put the kernels of each layer for several N into one cubin, which has A once; those of memory low alone can be.
+
+    ``heard`` is called with the layer before. Kernels that cannot be joined fail. Raises as ``tune_here``.
+    """
+    for layer in dict.fromkeys(kernel.layer for kernel in batch.kernels):
+        rows = ((kernel, folder.row_of(kernel)) for kernel in batch.table.kernels_of(layer))
+        own = [(kernel, row) for kernel, row in rows if row is not None and row.error is None]
+        if len({row.cubin_sha256 for _, row in own}) < 2:
+            continue
+        heard(layer)
+        try:
+            made = joined([artifact.read(folder.path(kernel)) for kernel, _ in own], store=store)
+            for (kernel, row), one in zip(own, made, strict=True):
+                folder.keep(kernel, row.digest, one)
+        except LospmmError as error:
+            for kernel, row in own:
+                folder.fail(kernel, row.digest, error)
+
+
+def _wanted(batch: Batch) -> Iterator[Wanted]:
+    """Yield the kernels with the matrices of their layers, each of which is read once."""
+    skipped = batch.skipped
+    for name, found in batch.model.read([name for name in batch.model.names if name not in skipped]):
+        for kernel in batch.table.kernels_of(name):
+            yield kernel, found
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +86,7 @@ class _Here:
     """State of tuning on this machine; ``failures`` are those of equal layers, by digest."""
 
     folder: ModelFolder
-    request_of: Callable[[str, MatrixFile], Request]
+    request_of: Callable[[LayerKernel, MatrixFile], Request]
     store: Store
     session: Session
     failures: dict[str, LospmmError] = field(default_factory=dict)
@@ -66,26 +94,26 @@ class _Here:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A layer, and the request for its kernel or why there is none."""
+    """A kernel, and the request for it or why there is none."""
 
-    name: str
+    kernel: LayerKernel
     request: Request | LospmmError
 
 
-def _next_of(layers: Iterator[Layer], here: _Here, *, is_first: bool = False) -> _Asked | None:
+def _next_of(wanted: Iterator[Wanted], here: _Here, *, is_first: bool = False) -> _Asked | None:
     """Read the next layer and, except the first, start its preparation. Returns None after the last."""
-    if (layer := next(layers, None)) is None:
+    if (one := next(wanted, None)) is None:
         return None
-    name, found = layer
+    kernel, found = one
     try:
         if isinstance(found, BadMatrix):
             raise found
-        request = here.request_of(name, found)
-        if here.folder.held(name, request.digest) is None and not is_first:
+        request = here.request_of(kernel, found)
+        if here.folder.held(kernel, request.digest) is None and not is_first:
             jobs.search_ahead(request, store=here.store, session=here.session)
     except LospmmError as error:
-        return _Asked(name, error)
-    return _Asked(name, request)
+        return _Asked(kernel, error)
+    return _Asked(kernel, request)
 
 
 class _Endings:
@@ -117,33 +145,33 @@ class _Endings:
             last.result()
 
 
-def _tune_layer(layer: _Asked, here: _Here, endings: _Endings, progress: Progress) -> None:
-    """Tune a layer until the GPU is free again; ``endings`` does the rest, and the report."""
-    folder, name, request = here.folder, layer.name, layer.request
+def _tune(asked: _Asked, here: _Here, endings: _Endings, progress: Progress) -> None:
+    """Tune a kernel until the GPU is free again; ``endings`` does the rest, and the report."""
+    folder, kernel, request = here.folder, asked.kernel, asked.request
     if isinstance(request, LospmmError):
-        endings.add(None, partial(folder.tell, failed(name, folder_of(name), request, None)))
+        endings.add(None, partial(folder.fail, kernel, None, request))
         return
     digest = request.digest
     endings.wait(digest)  # an equal layer, whose kernel is not in the store yet
     try:
-        if (held := folder.held(name, digest)) is not None:
-            endings.add(digest, partial(folder.tell, succeeded(name, folder_of(name), digest, held.manifest)))
+        if (held := folder.held(kernel, digest)) is not None:
+            endings.add(digest, partial(folder.succeed, kernel, digest, held))
             return
-        artifact.check_target(folder.path(name))
+        artifact.check_target(folder.path(kernel))
         if (failure := here.failures.get(digest)) is not None:
             raise failure
         finish = _remembered(
             here, digest, lambda: jobs.chosen(request, store=here.store, progress=progress, session=here.session)
         )
     except LospmmError as error:
-        endings.add(digest, partial(folder.tell, failed(name, folder_of(name), error, digest)))
+        endings.add(digest, partial(folder.fail, kernel, digest, error))
         return
 
     def ending() -> None:
         try:
-            folder.keep(name, digest, _remembered(here, digest, finish))
+            folder.keep(kernel, digest, _remembered(here, digest, finish))
         except LospmmError as error:
-            folder.tell(failed(name, folder_of(name), error, digest))
+            folder.fail(kernel, digest, error)
 
     endings.add(digest, ending)
 

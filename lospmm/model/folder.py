@@ -1,4 +1,4 @@
-"""The folder of a model: a folder with the kernel of each layer, and a report that grows with them.
+"""The folder of a model: a folder with each kernel of its layers, and a report that grows with them.
 
 Folders that hold the right kernel already are kept, so that a stopped run continues where it was.
 """
@@ -13,11 +13,20 @@ from pathlib import Path
 
 from lospmm.artifact import artifact
 from lospmm.artifact.artifact import STALE_SECONDS, Artifact
-from lospmm.errors import BadRequest, ToolchainFault
+from lospmm.errors import BadRequest, LospmmError, ToolchainFault
 from lospmm.matrix.layers import KERNELS_FILE, REPORT_FILE, LayerSource, folder_of
 from lospmm.matrix.readers import MatrixFile
-from lospmm.model.layer_table import LayerTable
-from lospmm.model.report import LayerReport, ModelReport, launch_table, parse, skipped, succeeded
+from lospmm.model.layer_table import LayerKernel, LayerTable
+from lospmm.model.report import (
+    LayerReport,
+    ModelReport,
+    failed,
+    launch_table,
+    parse,
+    skipped,
+    succeeded,
+    totals_of,
+)
 from lospmm.problem.device import DeviceSpec
 from lospmm.store import is_locked_alone
 from lospmm.tuning.options import Options
@@ -50,10 +59,15 @@ class Batch:
             first, reason = next(iter(skipped.items()))
             raise BadRequest(f"no layer is asked for: {first}: {reason}")
 
-    def request(self, gpu: DeviceSpec, name: str, file: MatrixFile) -> Request:
-        """Return the request for the kernel of a layer on ``gpu``. Raises BadRequest, BadMatrix."""
-        bias = self.table.bias_of(name, file)
-        return self.table.row_of(name).request(file, bias, gpu, self.options, self.seed)
+    @property
+    def kernels(self) -> list[LayerKernel]:
+        """The kernels that are asked for, in the order of the layers."""
+        skipped = self.skipped
+        return [one for name in self.model.names if name not in skipped for one in self.table.kernels_of(name)]
+
+    def request(self, gpu: DeviceSpec, kernel: LayerKernel, file: MatrixFile) -> Request:
+        """Return the request for a kernel on ``gpu``. Raises BadRequest, BadMatrix."""
+        return kernel.row.request(file, self.table.bias_of(kernel.layer, file), gpu, self.options, self.seed)
 
 
 @contextmanager
@@ -82,7 +96,10 @@ def alone_in(directory: Path) -> Iterator[None]:
 
 
 class ModelFolder:
-    """A model's folder: ``<layer>/`` with a kernel's files, and the report; layers are written one by one."""
+    """A model's folder: ``<layer>/``, or ``<layer>@<n>/``, with a kernel's files, and the report.
+
+    Kernels are written one by one.
+    """
 
     def __init__(self, directory: Path, batch: Batch, heard: Callable[[LayerReport], None]) -> None:
         """Open the folder; ``heard`` is called with each layer that has ended.
@@ -91,50 +108,67 @@ class ModelFolder:
         """
         self.directory, self._batch, self._heard = directory, batch, heard
         self._skipped = batch.skipped
-        self._layers = {layer.name: layer for layer in _former(directory, batch)}
+        self._rows = {layer.folder: layer for layer in _former(directory, batch)}
         self._begun = False
-        self._is_spared = any(layer.digest is not None and layer.error is None for layer in self._layers.values())
+        self._is_spared = any(layer.digest is not None and layer.error is None for layer in self._rows.values())
 
     @property
     def report(self) -> ModelReport:
-        """The report of the layers that have ended, in the order of the model."""
+        """The report of the kernels that have ended, in the order of the model."""
         batch, reasons = self._batch, self._skipped
-        found = {**self._layers, **{name: skipped(name, folder_of(name), why) for name, why in reasons.items()}}
-        names = [*batch.model.names, *batch.model.others]
-        layers = tuple(found[name] for name in names if name in found)
-        return ModelReport(model=batch.model.name, n=batch.table.n, device=batch.device, layers=layers)
+        found: list[LayerReport] = []
+        for name in (*batch.model.names, *batch.model.others):
+            if name in reasons:
+                found.append(skipped(name, folder_of(name), reasons[name]))
+                continue
+            rows = map(self.row_of, batch.table.kernels_of(name))
+            found += [row for row in rows if row is not None]
+        model, n, device = batch.model.name, batch.table.n, batch.device
+        return ModelReport(model=model, n=n, device=device, layers=tuple(found), totals=totals_of(found))
 
-    def path(self, name: str) -> Path:
-        """Return the folder of a layer."""
-        return self.directory / folder_of(name)
+    def row_of(self, kernel: LayerKernel) -> LayerReport | None:
+        """Return the row of a kernel, once it has ended."""
+        return self._rows.get(kernel.folder)
 
-    def held(self, name: str, digest: str) -> Artifact | None:
-        """Return the layer's kernel where its folder holds it, whole."""
-        former = self._layers.get(name)
+    def path(self, kernel: LayerKernel) -> Path:
+        """Return the folder of a kernel."""
+        return self.directory / kernel.folder
+
+    def held(self, kernel: LayerKernel, digest: str) -> Artifact | None:
+        """Return a kernel where its folder holds it, whole."""
+        former = self.row_of(kernel)
         if former is None or former.error is not None or former.digest != digest:
             return None
         try:
-            found = artifact.read(self.path(name))
+            found = artifact.read(self.path(kernel))
             found.matrix()
             found.epilogue()
         except BadRequest:
             return None
         return found if found.manifest["cubin_sha256"] == former.cubin_sha256 else None
 
-    def keep(self, name: str, digest: str, kernel: Artifact) -> None:
-        """Write a kernel, and the report. Raises BadRequest for a layer's folder that holds something else."""
+    def keep(self, kernel: LayerKernel, digest: str | None, found: Artifact) -> None:
+        """Write a kernel, and the report. Raises BadRequest for a kernel's folder that holds something else."""
         if not self._begun:  # from here on the folder is known as a model's, should this process be killed
             self._write()
-        artifact.write(kernel, self.path(name))
-        self.tell(succeeded(name, folder_of(name), digest, kernel.manifest))
+        artifact.write(found, self.path(kernel))
+        self.succeed(kernel, digest, found)
+
+    def succeed(self, kernel: LayerKernel, digest: str | None, found: Artifact) -> None:
+        """Add a kernel that is in its folder to the report. Raises as ``tell``."""
+        self.tell(succeeded(kernel.layer, kernel.folder, digest, found.manifest))
+
+    def fail(self, kernel: LayerKernel, digest: str | None, error: LospmmError) -> None:
+        """Add the error of a kernel to the report. Raises as ``tell``."""
+        self.tell(failed(kernel.layer, kernel.folder, error, digest, kernel.row.columns))
 
     def tell(self, layer: LayerReport) -> None:
-        """Add a layer to the report. Raises ToolchainFault if the disk fails.
+        """Add a row to the report. Raises ToolchainFault if the disk fails.
 
         A report with kernels is kept while every layer's request is wrong: then the command is likely wrong, and the
         kernels are as good as before.
         """
-        self._layers[layer.name] = layer
+        self._rows[layer.folder] = layer
         self._is_spared = self._is_spared and layer.error is not None and layer.error.exit_code == BadRequest.exit_code
         if not self._is_spared:
             self._write()

@@ -14,9 +14,11 @@ A file in TOML (or the same in JSON)::
     skip = "looked up, not multiplied"
 
 A name may be a pattern (``*``, ``?``, ``[abc]``). A layer's own row comes first, then the first pattern that fits.
+With several numbers of columns, ``n = [1, 8, 512]``, a layer has a kernel for each.
 """
 
 import json
+import re
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -30,6 +32,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from lospmm.errors import BadMatrix, BadRequest, printable
 from lospmm.matrix.csr import block_diagonal
+from lospmm.matrix.layers import folder_of, kernel_name
 from lospmm.matrix.readers import MatrixFile
 from lospmm.problem.convolution import Convolution, parse_convolution
 from lospmm.problem.device import DeviceSpec
@@ -56,7 +59,7 @@ MAX_BYTES = 4 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSpec:
-    """A row: ``n`` columns of B or a convolution (as of ``--conv``), or why the layer is skipped.
+    """A row: ``n`` columns of B, one or several, or a convolution (as of ``--conv``), or why the layer is skipped.
 
     ``groups`` are a convolution's; ``transpose`` takes weights that are held in x out; ``bias`` adds the one beside the
     weight; ``dtype``, ``sums`` and ``families`` are those of the request unless given. Raises BadRequest.
@@ -64,7 +67,7 @@ class LayerSpec:
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
 
-    n: int | None = None
+    n: int | tuple[int, ...] | None = None
     conv: str | None = None
     groups: int = 1
     transpose: bool = False
@@ -79,7 +82,15 @@ class LayerSpec:
     def __post_init__(self) -> None:
         if self.skip is not None:
             return
-        check_columns(self.columns)
+        for row in self.each:
+            check_columns(row.columns)
+        if isinstance(self.n, tuple):
+            if not self.n:
+                raise BadRequest("n is empty: give the number of columns of B, or several")
+            if self.conv is not None:
+                raise BadRequest("n is several: a convolution has the columns of its window alone")
+            one, *more = sorted(set(self.n))
+            object.__setattr__(self, "n", (one, *more) if more else one)
         if self.groups < 1 or (self.groups > 1 and self.conv is None):
             raise BadRequest(f"groups is {self.groups}: at least 1, and more only with conv")
         if self.transpose and self.conv is not None:
@@ -99,8 +110,13 @@ class LayerSpec:
 
     @property
     def columns(self) -> int:
-        """Columns of B."""
-        return columns_of(self.n, self.convolution)
+        """Columns of B; the most of several."""
+        return max(self.n) if isinstance(self.n, tuple) else columns_of(self.n, self.convolution)
+
+    @property
+    def each(self) -> tuple["LayerSpec", ...]:
+        """The row of each kernel, with one number of columns, ascending."""
+        return tuple(replace(self, n=n) for n in self.n) if isinstance(self.n, tuple) else (self,)
 
     def options(self, options: Options) -> Options:
         """Return ``options`` with those of the row. Raises BadRequest."""
@@ -123,6 +139,29 @@ class LayerSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class LayerKernel:
+    """A kernel that is asked for: ``row`` has its columns, ``several`` says whether its layer has other kernels."""
+
+    layer: str
+    row: LayerSpec
+    several: bool
+
+    @property
+    def name(self) -> str:
+        """The layer's name, with the columns if it has several kernels."""
+        return kernel_name(self.layer, self._n)
+
+    @property
+    def folder(self) -> str:
+        """Its folder within the model's."""
+        return folder_of(self.layer, self._n)
+
+    @property
+    def _n(self) -> int | None:
+        return self.row.columns if self.several else None
+
+
+@dataclass(frozen=True, slots=True)
 class LayerTable:
     """Rows by name or pattern, in order."""
 
@@ -131,7 +170,7 @@ class LayerTable:
     @property
     def n(self) -> int | None:
         """The columns of B that all layers have; None if they differ."""
-        found = {row.columns for row in self.rows.values() if row.skip is None}
+        found = {one.columns for row in self.rows.values() if row.skip is None for one in row.each}
         return found.pop() if len(found) == 1 else None
 
     def row_of(self, name: str) -> LayerSpec:
@@ -140,6 +179,11 @@ class LayerTable:
             return own
         found = (row for pattern, row in self.rows.items() if fnmatchcase(name, pattern))
         return next(found, LayerSpec(skip="the layer table has no row for it"))
+
+    def kernels_of(self, name: str) -> list[LayerKernel]:
+        """Return the kernels of a layer that is not skipped, ascending by columns."""
+        rows = self.row_of(name).each
+        return [LayerKernel(name, row, several=len(rows) > 1) for row in rows]
 
     def bias_of(self, name: str, file: MatrixFile) -> Bias:
         """Return the bias that the kernel of a layer adds: of a layer's own row it has to be there.
@@ -178,6 +222,15 @@ class LayerTable:
     def to_json(self) -> str:
         """Return the same as JSON."""
         return json.dumps({"layers": {name: row.given for name, row in self.rows.items()}})
+
+
+def columns_in(text: str) -> int | tuple[int, ...]:
+    """Return the numbers of columns in a text, one or several, as 8 or 1,8,512. Raises BadRequest."""
+    parts = text.split(",")
+    if not all(re.fullmatch("[0-9]{1,9}", part.strip()) for part in parts):
+        raise BadRequest(f"n is {text!r:.80}: give a number of columns, or several, as 1,8,512")
+    found = tuple(map(int, parts))
+    return found if len(found) > 1 else found[0]
 
 
 def keys_given(own: Mapping[str, Any]) -> list[str]:
@@ -220,7 +273,7 @@ def _row(name: str, row: object, where: str) -> LayerSpec:
         return _ROW.validate_json(json.dumps(row, default=str))  # TOML has dates too
     except ValidationError as error:
         first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"])
+        key = str(next(iter(first["loc"]), ""))
         known = ", ".join(field.name for field in fields(LayerSpec))
         why = f"no such key; there are {known}" if first["type"] == "unexpected_keyword_argument" else first["msg"]
         raise BadRequest(f"{place}: {printable(key)[:80]}: {why}") from None

@@ -4,6 +4,7 @@
 """
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 from lospmm.artifact.manifest import LaunchConfig
 from lospmm.errors import BadRequest, LospmmError, printable
 from lospmm.gpu.libraries import DENSE_OF
-from lospmm.matrix.layers import REPORT_FILE, folder_of
+from lospmm.matrix.layers import REPORT_FILE, folder_of, kernel_name
 
 SCHEMA = 1
 
@@ -59,16 +60,59 @@ class LayerReport:
     error: LayerError | None = None
     skipped: str | None = None  # why no kernel was asked for
 
+    @property
+    def kernel(self) -> str:
+        """The name of its kernel: the layer's, with the columns if that has several."""
+        return kernel_name(self.name, None if self.folder == folder_of(self.name) else self.n)
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether cuBLAS is to be called."""
+        return self.family == "dense"
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether kernel and cuBLAS were timed."""
+        return None not in (self.micros, self.dense_micros)
+
+    @property
+    def times(self) -> tuple[float, float] | None:
+        """Microseconds by cuBLAS and as chosen, both forecast if not timed; None where one is unknown."""
+        forecast = self.dense_forecast_micros, self.estimated_micros
+        dense, kernel = (self.dense_micros, self.micros) if self.is_timed else forecast
+        return None if dense is None or kernel is None else (dense, dense if self.is_dense else kernel)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Total:
+    """Microseconds of all ``layers`` with kernels for ``n`` columns: by cuBLAS, and each as it was chosen.
+
+    Those of ``timed`` layers were measured, the others are forecasts.
+    """
+
+    n: int
+    layers: int
+    timed: int
+    dense_micros: float
+    chosen_micros: float
+
+    def __str__(self) -> str:
+        """Return a line about it, with ~ where it has forecasts."""
+        about = "" if self.timed == self.layers else "~"
+        layers = f"{self.layers} layer{'s' * (self.layers > 1)}"
+        return f"N {self.n}: {about}{self.chosen_micros:.2f} us, dense {about}{self.dense_micros:.2f} us ({layers})"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelReport:
-    """Every tensor of a model, with its kernel, its error or why it was skipped."""
+    """Every tensor of a model, with its kernels, its error or why it was skipped."""
 
     schema: int = SCHEMA
     model: str
     n: int | None  # that of all layers; null if they differ
     device: str
     layers: tuple[LayerReport, ...]
+    totals: tuple[Total, ...] = ()
 
     @property
     def exit_code(self) -> int:
@@ -105,7 +149,7 @@ def read_report(folder: Path) -> ModelReport:
             f"{file}: cannot be read: {error.strerror}; name a folder that `lospmm tune-model` wrote"
         ) from None
     for layer in report.layers:
-        if layer.folder != folder_of(layer.name):
+        if layer.folder not in (folder_of(layer.name), folder_of(layer.name, layer.n)):
             raise BadRequest(f"{file}: is damaged: {layer.folder[:80]!r} is not the folder of {layer.name[:80]!r}")
     return report
 
@@ -114,7 +158,7 @@ def read_report(folder: Path) -> ModelReport:
 DENSE_MICROS: Mapping[str, str] = MappingProxyType({dtype: f"{name}_micros" for dtype, name in DENSE_OF.items()})
 
 
-def succeeded(name: str, folder: str, digest: str, manifest: Mapping[str, Any]) -> LayerReport:
+def succeeded(name: str, folder: str, digest: str | None, manifest: Mapping[str, Any]) -> LayerReport:
     """Return the report of a layer that has a kernel."""
     measured = manifest.get("measured") or {}
     return LayerReport(
@@ -138,15 +182,30 @@ def succeeded(name: str, folder: str, digest: str, manifest: Mapping[str, Any]) 
     )
 
 
-def failed(name: str, folder: str, error: LospmmError, digest: str | None = None) -> LayerReport:
+def failed(name: str, folder: str, error: LospmmError, digest: str | None = None, n: int | None = None) -> LayerReport:
     """Return the report of a layer that has none."""
     described = LayerError(type(error).__name__, str(error), error.exit_code)
-    return LayerReport(name=name, folder=folder, digest=digest, error=described)
+    return LayerReport(name=name, folder=folder, digest=digest, n=n, error=described)
 
 
 def skipped(name: str, folder: str, reason: str) -> LayerReport:
     """Return the report of a layer or tensor that no kernel was asked for."""
     return LayerReport(name=name, folder=folder, skipped=reason)
+
+
+def totals_of(layers: Sequence[LayerReport]) -> tuple[Total, ...]:
+    """Return the sums over the layers with as many columns, ascending; those without both times are left out."""
+    found: dict[int, list[LayerReport]] = {}
+    for layer in layers:
+        if layer.n is not None and layer.times is not None:
+            found.setdefault(layer.n, []).append(layer)
+    return tuple(_total(n, found[n]) for n in sorted(found))
+
+
+def _total(n: int, layers: Sequence[LayerReport]) -> Total:
+    dense, chosen = (math.fsum(sums) for sums in zip(*(one.times for one in layers if one.times), strict=True))
+    timed = sum(one.is_timed for one in layers)
+    return Total(n=n, layers=len(layers), timed=timed, dense_micros=dense, chosen_micros=chosen)
 
 
 def launch_table(layers: Sequence[LayerReport]) -> str:
@@ -164,10 +223,11 @@ def _launched(layer: LayerReport, launch: LaunchConfig) -> tuple[str, ...]:
 
 
 def table(layers: Sequence[LayerReport]) -> list[tuple[str, ...]]:
-    """Return a row for each layer: its name, shape, sparsity, times, and advice or why there is none."""
+    """Return a row for each kernel: its layer, N, shape, sparsity, times, and advice or why there is none."""
     return [
         (
             layer.name,
+            "-" if layer.n is None else str(layer.n),
             "-" if layer.m is None else f"{layer.m} x {layer.k}",
             "-" if layer.sparsity is None else f"{layer.sparsity:.1%}",
             _timed_or_not(layer.micros, layer.estimated_micros),

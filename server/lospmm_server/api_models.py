@@ -35,7 +35,7 @@ router = APIRouter(tags=["models"])
 async def post_model(query: Annotated[ModelQuery, Query()], request: Request, behind: Behind, key: KeyName) -> Response:
     """Tune a kernel for each layer of a model. Equal layers are tuned once, and one bad layer fails alone.
 
-    With a layer table each layer has its own n or convolution.
+    With several n, as 1,8,512, a layer has a kernel for each. With a layer table it has its own n or convolution.
 
     ```sh
     curl -F matrix=@model.safetensors 'localhost:8000/v1/models?n=4096&device=h200'

@@ -16,7 +16,7 @@ from lospmm.errors import BadMatrix, BadRequest, printable
 from lospmm.matrix import readers
 from lospmm.matrix.mapped import Content, content_of
 from lospmm.matrix.readers import MatrixFile
-from lospmm.model.layer_table import ANY, LayerSpec, LayerTable, keys_given, parse_table
+from lospmm.model.layer_table import ANY, LayerKernel, LayerSpec, LayerTable, columns_in, keys_given, parse_table
 from lospmm.problem.device import DeviceSpec
 from lospmm.problem.epilogue import check_rows, epilogue_of
 from lospmm.settings import settings
@@ -72,25 +72,21 @@ def read_model(files: Received, query: ModelQuery, order: Callable[[Request], Ke
     first: BadRequest | None = None
     lacks_biases = query.biases and not biases
     for name, found in _read(files.matrices, query.seed, wanted.table):
-        if len(layers) == MAX_LAYERS:
-            raise BadRequest(f"more than {MAX_LAYERS} layers; post the model in parts")
         if len(name) > WEIGHT_CHARACTERS:
             raise BadRequest(
                 f"the name of a weight, {name[:80]!r}..., has {len(name)} characters; at most {WEIGHT_CHARACTERS}"
             )
-        if isinstance(found, str):
-            layers.append(Layer(name, None, skipped=found[:REASON_CHARACTERS]))
-        elif isinstance(found, BadMatrix):
-            first = first or found
-            layers.append(Layer(name, None, describe(found)))
-        else:
-            lacks_biases &= found.beside is None
-            request = _request(name, found, wanted, biases.get(name))
-            if isinstance(request, BadRequest):
-                first = first or request
-                layers.append(Layer(name, None, describe(request)))
+        lacks_biases &= not isinstance(found, MatrixFile) or found.beside is None
+        for asked in _asked(name, found, wanted, biases.get(name)):
+            if len(layers) == MAX_LAYERS:
+                raise BadRequest(f"more than {MAX_LAYERS} layers, or their kernels; post the model in parts")
+            if isinstance(asked, str):
+                layers.append(Layer(name, None, skipped=asked[:REASON_CHARACTERS]))
+            elif isinstance(asked, BadRequest):
+                first = first or asked
+                layers.append(Layer(name, None, describe(asked)))
             else:
-                layers.append(Layer(name, order(request)))
+                layers.append(Layer(name, order(asked)))
     wanted.table.check_used([layer.name for layer in layers])
     if all(layer.order is None for layer in layers):
         raise first or BadRequest(f"no layer is asked for: {layers[0].name}: {layers[0].skipped}")
@@ -132,6 +128,8 @@ def _table(upload: UploadFile | None, query: ModelQuery) -> LayerTable:
     own = row_keys(query) | {"bias": query.biases}
     if upload is None and query.n is None and query.conv is None:
         raise BadRequest("n is missing: give n, conv or a layer table")
+    if query.n is not None:
+        own["n"] = columns_in(query.n)
     if upload is None:
         table = LayerTable({ANY: LayerSpec(**own)})
     elif given := keys_given(own):
@@ -144,12 +142,23 @@ def _table(upload: UploadFile | None, query: ModelQuery) -> LayerTable:
     return table
 
 
-def _request(name: str, found: MatrixFile, wanted: _Wanted, bias: UploadFile | None) -> Request | BadRequest:
-    """Return a layer's request, or why it cannot be tuned, as with a wrong convolution, type or bias.
+def _asked(
+    name: str, found: MatrixFile | BadMatrix | str, wanted: _Wanted, bias: UploadFile | None
+) -> Iterator[Request | BadRequest | str]:
+    """Yield the request for each kernel of a layer, what is wrong with it, or why the layer is skipped."""
+    if isinstance(found, str):
+        yield found
+        return
+    for kernel in wanted.table.kernels_of(name):
+        yield found if isinstance(found, BadMatrix) else _request(kernel, found, wanted, bias)
+
+
+def _request(kernel: LayerKernel, found: MatrixFile, wanted: _Wanted, bias: UploadFile | None) -> Request | BadRequest:
+    """Return a kernel's request, or why it cannot be tuned, as with a wrong convolution, type or bias.
 
     ``bias`` was posted beside it. Raises BadRequest for parameters that no layer can have.
     """
-    row = wanted.table.row_of(name)
+    name, row = kernel.layer, kernel.row
     try:
         own = wanted.table.bias_of(name, found) if bias is None else bias_of(bias)
         shape = row.file(found).matrix

@@ -40,11 +40,16 @@ _ESTIMATED = (
 )
 
 
+#: Columns of B of a layer's kernel.
+_COLUMNS = kernels.c.request["n"].as_integer().label("n")
+
+
 @dataclass(frozen=True, slots=True)
 class LayerState:
     """A layer of a model; one that could not be read has no digest and no sizes."""
 
     name: str
+    n: int | None
     state: str
     digest: str | None
     stage: str | None
@@ -226,6 +231,7 @@ def _layer(row: Any) -> LayerState:
     unread = "failed" if row.skipped is None else SKIPPED
     return LayerState(
         name=row.name,
+        n=row.n,
         state=unread if row.bad is not None or row.state is None else row.state,
         digest=row.digest,
         stage=row.stage,
@@ -287,7 +293,15 @@ def _layers_of(connection: sa.Connection, ids: Sequence[str]) -> dict[str, list[
     joined = layers.outerjoin(kernels, kernels.c.digest == layers.c.digest)
     of_layer = (layers.c.model, layers.c.name, layers.c.digest, layers.c.m, layers.c.k, layers.c.nnz)
     of_kernel = (kernels.c.state, kernels.c.stage, kernels.c.progress, kernels.c.error, kernels.c.speedup)
-    columns = (*of_layer, layers.c.skipped, layers.c.error.label("bad"), *of_kernel, kernels.c.started, kernels.c.ended)
+    columns = (
+        *of_layer,
+        _COLUMNS,
+        layers.c.skipped,
+        layers.c.error.label("bad"),
+        *of_kernel,
+        kernels.c.started,
+        kernels.c.ended,
+    )
     chosen = sa.select(*columns, _ESTIMATED).select_from(joined).where(layers.c.model.in_(ids))
     found: dict[str, list[Any]] = {}
     for row in connection.execute(chosen.order_by(layers.c.model, layers.c.position)):

@@ -172,6 +172,7 @@ def _layer(layer: LayerState) -> LayerView:
     has_kernel = layer.digest is not None and layer.state == JobState.SUCCEEDED
     return LayerView(
         name=layer.name,
+        n=layer.n,
         state=LayerStage(layer.state),
         stage=layer.stage,
         progress=_progress(layer.progress),

@@ -58,14 +58,6 @@ class TuningQuery(BaseModel):
         description="A convolution: batch x channels x height x width of its input, its window and its way.",
         examples=["32x64x56x56,3x3,stride=2,padding=1"],
     )
-    n: int | None = Field(
-        default=None,
-        ge=1,
-        le=MAX_COLUMNS,
-        validate_default=True,
-        description="Columns of B; a convolution knows its own.",
-        examples=[4096],
-    )
     relu: bool = Field(default=False, description="The kernel takes ReLU of what it stores.")
     transpose: bool = Field(default=False, description="The weights are in x out.")
     residual: bool = Field(default=False, description="The kernel adds its third argument, of the shape of C.")
@@ -126,6 +118,23 @@ class TuningQuery(BaseModel):
     )
     seed: int = Field(default=0, ge=0, lt=2**63, description="Draws the values of a pattern (.smtx).")
 
+
+class KernelQuery(TuningQuery):
+    """The parameters of a kernel's tuning."""
+
+    n: int | None = Field(
+        default=None,
+        ge=1,
+        le=MAX_COLUMNS,
+        validate_default=True,
+        description="Columns of B; a convolution knows its own.",
+        examples=[4096],
+    )
+    tensor: str | None = Field(default=None, max_length=1000, description="The weight to take from a model.")
+    wait: float = Field(
+        default=DEFAULT_WAIT, ge=0, le=MAX_WAIT, description="Seconds to wait for the kernel; 0 answers at once."
+    )
+
     @field_validator("n")
     @classmethod
     def _known(cls, n: int | None, info: ValidationInfo) -> int | None:
@@ -134,18 +143,16 @@ class TuningQuery(BaseModel):
         return n
 
 
-class KernelQuery(TuningQuery):
-    """The parameters of a kernel's tuning."""
-
-    tensor: str | None = Field(default=None, max_length=1000, description="The weight to take from a model.")
-    wait: float = Field(
-        default=DEFAULT_WAIT, ge=0, le=MAX_WAIT, description="Seconds to wait for the kernel; 0 answers at once."
-    )
-
-
 class ModelQuery(TuningQuery):
     """The parameters of a model's tuning."""
 
+    n: str | None = Field(
+        default=None,
+        max_length=200,
+        pattern="^[1-9][0-9]{0,8}(,[1-9][0-9]{0,8})*$",
+        description="Columns of B, one number or several; a convolution and a layer table know their own.",
+        examples=["4096", "1,8,512"],
+    )
     name: str | None = Field(
         default=None,
         min_length=1,
@@ -153,12 +160,6 @@ class ModelQuery(TuningQuery):
         description="What the model is called; else as its file is.",
         examples=["resnet50"],
     )
-
-    @field_validator("n")
-    @classmethod
-    def _known(cls, n: int | None, info: ValidationInfo) -> int | None:  # noqa: ARG003
-        return n  # a layer table may say it of each layer
-
     biases: bool = Field(
         default=False,
         description="Each kernel adds the bias that lies beside its weight in the model: fc.bias of fc.weight.",
@@ -212,6 +213,7 @@ class LayerView(BaseModel):
     """A layer of a model."""
 
     name: str = Field(examples=["encoder.0.weight"])
+    n: int | None = Field(description="Columns of B; a layer has a row for each.")
     state: LayerStage
     stage: str | None
     progress: dict[str, StageProgress]

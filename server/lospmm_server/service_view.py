@@ -76,6 +76,7 @@ def _job(job: JobRow) -> JobPage:
 def _layer(layer: LayerState) -> LayerPage:
     return LayerPage(
         name=layer.name,
+        n=layer.n,
         state=layer.state,
         skipped=layer.skipped,
         digest=layer.digest,

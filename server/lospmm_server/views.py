@@ -21,6 +21,7 @@ class LayerPage:
 
     name: str
     state: str
+    n: int | None = None
     digest: str | None = None
     stage: str | None = None
     error: Problem | None = None

@@ -3,9 +3,10 @@
 import errno
 import json
 import os
+import re
 import shutil
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,17 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+import lospmm
 from lospmm.artifact import artifact
 from lospmm.artifact.artifact import Artifact
 from lospmm.errors import NothingFits, VerificationFailed, printable
+from lospmm.matrix.csr import from_dense
 from lospmm.matrix.layers import open_model
+from lospmm.model import batch
 from lospmm.model.folder import Batch, ModelFolder, alone_in
 from lospmm.model.layer_table import ANY, LayerSpec, LayerTable
 from lospmm.model.report import COLUMNS
-from lospmm.tuning import jobs
+from lospmm.tuning import jobs, one_copy
 from lospmm.tuning.request import Request
 from tests.cli.command import H200, WEIGHTS, Answer, Command, draw, process
 from tests.fixtures.files import smtx
@@ -49,7 +53,7 @@ def model(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def tune_model(lospmm_command: Command, tmp_path: Path) -> Callable[..., Answer]:
-    def run(model: Path, *more: object, n: int = 32, out: Path | None = None) -> Answer:
+    def run(model: Path, *more: object, n: int | str = 32, out: Path | None = None) -> Answer:
         return lospmm_command("tune-model", model, "--n", n, *H200, "--out", out or tmp_path / "out", *more)
 
     return run
@@ -90,9 +94,10 @@ def test_every_weight_has_a_folder(tune_model: Callable[..., Answer], model: Pat
     out = tmp_path / "out"
     assert {path.name for path in out.iterdir()} == {"fc.0", "fc.1", "fc.2", "conv", "report.json", "kernels.tsv"}
     heads, *rows = answer.out.splitlines()
-    assert heads.split() == ["layer", "shape", "sparsity", "us", "dense", "us", "advice"]
-    assert [row.split()[0] for row in rows[:-1]] == ["conv", "fc.0", "fc.1", "fc.2"]
-    assert all(row.endswith("not timed") and " ~" in row for row in rows[:-1])
+    assert heads.split() == ["layer", "N", "shape", "sparsity", "us", "dense", "us", "advice"]
+    assert [row.split()[:2] for row in rows[:-2]] == [[name, "32"] for name in ("conv", "fc.0", "fc.1", "fc.2")]
+    assert all(row.endswith("not timed") and " ~" in row for row in rows[:-2])
+    assert re.fullmatch(r"N 32: ~[0-9.]+ us, dense ~[0-9.]+ us \(4 layers\)", rows[-2])
     assert rows[-1] == "and 1 vector, as biases are, in report.json"
     report = report_in(out)
     assert (report["model"], report["n"], report["device"]) == ("net", 32, "h200")
@@ -121,6 +126,96 @@ def test_every_weight_has_a_folder(tune_model: Callable[..., Answer], model: Pat
         for launch, name in [(layer["launch"], layer["name"])]
     ]
     assert "layer 2 of 4: fc.0\n" in answer.err and "compile: done at" in answer.err
+
+
+def test_several_columns(tune_model: Callable[..., Answer], model: Path, tmp_path: Path, tunings: list[str]) -> None:
+    """A row and a folder for each layer and N; a second run asks for none of them, a third for what is new."""
+    answer = tune_model(model, n="8, 1")
+    assert answer.status == 0, answer.err
+    out, names = tmp_path / "out", ["conv", "fc.0", "fc.1", "fc.2"]
+    assert {path.name for path in out.iterdir() if path.is_dir()} == {f"{name}@{n}" for name in names for n in (1, 8)}
+    report = report_in(out)
+    rows = [(row["name"], row["n"], row["folder"]) for row in report["layers"][:-1]]
+    assert rows == [(name, n, f"{name}@{n}") for name in names for n in (1, 8)]
+    assert (report["n"], [(line[3], line[-2]) for line in launches_in(out)]) == (None, [row[1:] for row in rows])
+    for n, total in zip((1, 8), report["totals"], strict=True):
+        own = [row for row in report["layers"] if row["n"] == n]
+        assert (total["n"], total["layers"], total["timed"]) == (n, 4, 0)
+        assert total["dense_micros"] == pytest.approx(sum(row["dense_forecast_micros"] for row in own))
+        assert total["chosen_micros"] == pytest.approx(sum(row["estimated_micros"] for row in own))
+    assert [row.split()[:2] for row in answer.out.splitlines()[1:9]] == [[name, str(n)] for name, n, _ in rows]
+    assert "layer 2 of 8: conv@8\n" in answer.err
+    assert {name: one.manifest["n"] for name, one in lospmm.load_model(out).items()} == {
+        folder: n for _, n, folder in rows
+    }
+    assert len(tunings) == 8 and len(set(tunings)) == 3, "fc.2 is answered by the store"
+    before = inodes(out)
+    for n, more in (("1,8", 0), ("1,8,16", 4)):
+        tunings.clear()
+        assert tune_model(model, "--quiet", n=n).status == 0
+        assert len(tunings) == more and before.items() <= inodes(out).items()
+    assert [total["n"] for total in report_in(out)["totals"]] == [1, 8, 16]
+
+
+def test_one_copy_of_each_layer(
+    tune_model: Callable[..., Answer], tmp_path: Path, tunings: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With --memory low; a stopped run joins the rest, a new N joins the others, and what cannot be joined fails."""
+    save_file({"a": WEIGHTS.astype(np.float16), "b": LAYERS["fc.1"].astype(np.float16)}, tmp_path / "net.safetensors")
+    low = (tmp_path / "net.safetensors", "--dtype", "float16", "--memory", "low", "--quiet")
+    out, real = tmp_path / "out", one_copy.joined
+
+    def cubins() -> dict[str, set[bytes]]:
+        return {name: {path.read_bytes() for path in out.glob(f"{name}@*/kernel.cubin")} for name in "ab"}
+
+    def killed(kernels: Sequence[Artifact], **given: Any) -> list[Artifact]:
+        if kernels[0].manifest["fingerprint"] != from_dense(WEIGHTS.astype(np.float16)).fingerprint:
+            raise Killed
+        return real(kernels, **given)
+
+    monkeypatch.setattr(batch, "joined", killed)
+    with pytest.raises(Killed):
+        tune_model(*low, n="1,8")
+    assert [len(found) for found in cubins().values()] == [1, 2]
+    monkeypatch.setattr(batch, "joined", real)
+    tunings.clear()
+    assert tune_model(*low, n="1,8").status == 0
+    assert [len(found) for found in cubins().values()] == [1, 1] and tunings == []
+    assert tune_model(*low, n="1,8,16").status == 0
+    assert [len(found) for found in cubins().values()] == [1, 1] and len(tunings) == 2
+    for row in report_in(out)["layers"]:
+        kernel = artifact.read(out / row["folder"])
+        assert kernel.manifest["cubin_sha256"] == row["cubin_sha256"] and kernel.manifest["n"] == row["n"]
+    before = inodes(out)
+    monkeypatch.setattr(batch, "joined", None)
+    assert tune_model(*low, n="1,8,16").status == 0
+    assert inodes(out) == before, "nothing is joined again"
+
+    def failing(*_: object, **__: object) -> None:
+        raise VerificationFailed("other numbers, joined")
+
+    monkeypatch.setattr(batch, "joined", failing)
+    answer = tune_model(*low, n="1,2")
+    assert answer.status == 5
+    assert {row["error"]["message"] for row in report_in(out)["layers"]} == {"other numbers, joined"}
+
+
+@pytest.mark.parametrize(
+    ("n", "says"),
+    [
+        ("1,,8", "n is '1,,8': give a number of columns, or several, as 1,8,512"),
+        ("0", "n is 0: B must have from 1 to 1073741823 columns"),
+        ("4,-1", "n is '4,-1': give a number of columns, or several, as 1,8,512"),
+    ],
+)
+def test_columns_that_are_none(tune_model: Callable[..., Answer], model: Path, n: str, says: str) -> None:
+    answer = tune_model(model, n=n)
+    assert (answer.status, answer.error) == (2, says)
+
+
+def test_several_columns_of_a_convolution(tune_model: Callable[..., Answer], model: Path) -> None:
+    answer = tune_model(model, "--conv", "1x6x4x4,2x2", n="1,8")
+    assert (answer.status, answer.error) == (2, "n is several: a convolution has the columns of its window alone")
 
 
 def test_json_and_quiet(tune_model: Callable[..., Answer], model: Path, tmp_path: Path) -> None:

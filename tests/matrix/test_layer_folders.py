@@ -1,6 +1,7 @@
 """The folders of a model's layers, and the table of their kernels, whatever the layers are called."""
 
 from pathlib import PurePosixPath
+from typing import Any
 
 import pytest
 from hypothesis import example, given
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from lospmm.artifact.manifest import LaunchConfig
 from lospmm.errors import BadRequest
 from lospmm.matrix.layers import KERNELS_FILE, REPORT_FILE, check_names, folder_of
-from lospmm.model.report import LayerError, LayerReport, launch_table
+from lospmm.model.report import LayerError, LayerReport, Total, launch_table, totals_of
 
 
 def test_a_line_for_each_kernel_whatever_its_name() -> None:
@@ -23,6 +24,27 @@ def test_a_line_for_each_kernel_whatever_its_name() -> None:
         )
     ).splitlines()
     assert lines[1:] == ["f\t3\t5\t7\t4\t2\t1\t128\t1024\ta-1\ta\\tb\\nc"]
+
+
+def test_totals_are_of_what_is_called() -> None:
+    """The kernel, or cuBLAS where that was chosen; measured times before forecasts, and no half of a pair."""
+    forecast: dict[str, Any] = {"estimated_micros": 4.0, "dense_forecast_micros": 3.0}
+    rows = (
+        LayerReport(name="a", folder="a@8", n=8, **forecast, micros=2.0, dense_micros=5.0, family="bitmap"),
+        LayerReport(name="b", folder="b@8", n=8, **forecast, micros=7.0, dense_micros=6.0, family="dense"),
+        LayerReport(name="a", folder="a@1", n=1, **forecast, micros=2.0, family="bitmap"),
+        LayerReport(name="b", folder="b@1", n=1, estimated_micros=1.0),
+        LayerReport(name="c", folder="c", n=1, error=LayerError("NothingFits", "none", 3)),
+    )
+    assert totals_of(rows) == (
+        Total(n=1, layers=1, timed=0, dense_micros=3.0, chosen_micros=4.0),
+        Total(n=8, layers=2, timed=2, dense_micros=11.0, chosen_micros=8.0),
+    )
+    assert [str(total) for total in totals_of(rows)] == [
+        "N 1: ~4.00 us, dense ~3.00 us (1 layer)",
+        "N 8: 8.00 us, dense 11.00 us (2 layers)",
+    ]
+    assert [row.kernel for row in rows] == ["a@8", "b@8", "a@1", "b@1", "c"]
 
 
 @given(st.text(max_size=120))

@@ -1,6 +1,7 @@
 """A layer table: read, written, and what it asks for of each layer."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +41,22 @@ def test_rows_by_name_and_by_pattern() -> None:
     assert table.skipped(["encoder.9.weight", "encoder.1.weight"]) == {"encoder.9.weight": "left dense"}
     assert table.skipped(names := ["encoder.1.weight", "conv1.weight"], conv1d=names) == {names[0]: NO_WINDOW}
     assert (table.n, LayerTable({"*": LayerSpec(n=5)}).n) == (None, 5)
+
+
+def test_several_columns(tmp_path: Path) -> None:
+    table = parse_table(b'[layers."fc.*"]\nn = [512, 1, 8, 1]\n\n[layers.other]\nn = [3]\n', "t.toml")
+    assert table.row_of("fc.1") == LayerSpec(n=(1, 8, 512)) and table.row_of("other") == LayerSpec(n=3)
+    kernels = table.kernels_of("fc.1")
+    assert [(one.name, one.folder, one.row) for one in kernels] == [
+        (f"fc.1@{n}", f"fc.1@{n}", LayerSpec(n=n)) for n in (1, 8, 512)
+    ]
+    assert [(one.name, one.folder) for one in table.kernels_of("other")] == [("other", "other")]
+    assert (table.row_of("fc.1").columns, table.n) == (512, None)
+    (tmp_path / "t.toml").write_text(table.to_toml())
+    assert read_table(tmp_path / "t.toml") == table == parse_table(table.to_json().encode(), "t.json")
+    for n, says in (("[]", "n is empty"), ("[1, 0]", "n is 0"), ("[1.5]", "n: Input should be a valid integer")):
+        with pytest.raises(BadRequest, match=re.escape(f"layer table t.toml: 'fc': {says}")):
+            parse_table(f"[layers.fc]\nn = {n}\n".encode(), "t.toml")
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def digests_of(model: nn.Module, table: LayerTable, folder: Path) -> list[str]:
     batch = Batch(open_model(folder / "net.safetensors"), table, "h200", Options(cache="network"))
     table.check_used(batch.model.names)
     files = dict(batch.model.read([name for name in batch.model.names if name not in batch.skipped]))
-    requests = {name: batch.request(DEVICES["h200"], name, file) for name, file in files.items()}
+    requests = {name: batch.request(DEVICES["h200"], *table.kernels_of(name), file) for name, file in files.items()}
     return [requests[name].digest for name, row in table.rows.items() if row.skip is None]
 
 

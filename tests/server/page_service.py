@@ -201,7 +201,7 @@ def problem(detail: str) -> schemas.Problem:
 
 def a_model(kernel: str) -> JobPage:
     """Timed, not timed, under way, and one that cannot be read."""
-    sizes: dict[str, Any] = {"m": 512, "k": 2048, "nnz": 104_857}
+    sizes: dict[str, Any] = {"m": 512, "k": 2048, "n": 4096, "nnz": 104_857}
     layers = (
         LayerPage(name="encoder.0.weight", state="succeeded", digest=kernel, speedup=2.5, **sizes),
         LayerPage(name="encoder.1.weight", state="succeeded", digest=digest_of("one"), speedup=0.8, **sizes),

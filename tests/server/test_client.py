@@ -150,6 +150,30 @@ def test_a_model_whose_bad_layers_fail_alone(client: Client) -> None:
             client.tune_model(wrong, 64, device="h200")
 
 
+def test_several_columns_of_a_model(client: Client) -> None:
+    """A result for each layer and N, by a table too; a layer that cannot be read fails at each."""
+    told: list[tuple[str, str, int, int]] = []
+    layers = {"a/b": weights(1), "nan": np.full((4, 4), np.nan), "c": weights(2)}
+    found = client.tune_model(layers, [64, 8], device="h200", progress=lambda *step: told.append(step))
+    assert [(layer.name, layer.n) for layer in found] == [(name, n) for name in layers for n in (8, 64)]
+    for layer in found:
+        if layer.name == "nan":
+            assert isinstance(layer.error, BadMatrix)
+        else:
+            manifest = layer.kernel.manifest
+            assert manifest["fingerprint"] == from_dense(layers[layer.name]).fingerprint and manifest["n"] == layer.n
+            assert (f"{layer.name}@{layer.n}", "succeeded", 1, 1) in told
+    del layers["nan"]
+    table = LayerTable({"a/b": LayerSpec(n=(8, 64)), "c": LayerSpec(n=64)})
+    digests = [layer.digest for layer in found if layer.error is None]
+    assert [layer.digest for layer in client.tune_model(layers, layers=table, device="h200")] == [
+        *digests[:2], digests[3]
+    ]  # fmt: skip
+    for wrong, says in (([], "n is empty"), ([1, 2.5], "n is 2.5: give a whole number"), (None, "n is missing")):
+        with pytest.raises(BadRequest, match=says):
+            client.tune_model(layers, wrong, device="h200")
+
+
 def test_biases_of_a_model(client: Client, tmp_path: Path) -> None:
     bias = np.linspace(-1, 1, 4, dtype=np.float32)
     layers = {"blocks/0/w": weights(1), "plain": weights(1), "short": weights(1), "bad": weights(1)}

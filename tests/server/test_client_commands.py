@@ -155,6 +155,24 @@ def test_a_model_by_a_service(run: Command, port: int, model: Path, tmp_path: Pa
     assert artifact.read(out / "a")
 
 
+def test_several_columns_by_a_service(run: Command, port: int, tmp_path: Path) -> None:
+    """With memory low the command joins what the service has tuned; a second run fetches and joins nothing."""
+    save_file({name: weights(seed).astype(np.float16) for seed, name in enumerate("ab")}, tmp_path / "net.safetensors")
+    out, address = tmp_path / "out", ("--server", f"http://127.0.0.1:{port}", "--dtype", "float16", "--memory", "low")
+    command = ("tune-model", tmp_path / "net.safetensors", "--n", "1,8", *H200, *address, "--out", out)
+    first = run(*command, cache=tmp_path / "own")
+    assert first.status == 0, first.err
+    assert "b@8: succeeded\n" in first.err and first.err.count("join: ") == 2
+    folders = [f"{name}@{n}" for name in "ab" for n in (1, 8)]
+    assert [row.split()[:2] for row in first.out.splitlines()[1:5]] == [one.split("@") for one in folders]
+    assert [artifact.read(out / one).manifest["n"] for one in folders] == [1, 8, 1, 8]
+    assert [len({(out / f"{name}@{n}" / "kernel.cubin").read_bytes() for n in (1, 8)}) for name in "ab"] == [1, 1]
+    before = {path: path.stat().st_ino for path in out.iterdir() if path.is_dir()}
+    second = run(*command, cache=tmp_path / "own")
+    assert second.status == 0 and "join: " not in second.err and second.out == first.out
+    assert before == {path: path.stat().st_ino for path in before}
+
+
 def test_a_model_with_its_biases_by_a_service(run: Command, port: int, tmp_path: Path) -> None:
     bias = np.linspace(-1, 1, 4, dtype=np.float32)
     tensors = {
@@ -244,6 +262,7 @@ def test_a_model_whose_service_is_killed_meanwhile(
             "b/c",
             "nan",
             "same",
+            "N",
         ]
     assert "a: running\n" in lines and "b/c: succeeded\n" in lines
 

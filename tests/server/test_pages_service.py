@@ -85,6 +85,13 @@ def test_a_model_with_a_layer_table_is_posted(client: TestClient) -> None:
     answer = client.post("/models", files=files, data={"n": "8", "dtype": "float16", **DEVICE}, follow_redirects=False)
     assert answer.status_code == 303, answer.text
     assert [layer["skipped"] for layer in client.get(f"/v1{answer.headers['location']}").json()["layers"]] == [None] * 2
+    answer = client.post("/models", files=files, data={"n": "1,8", **DEVICE}, follow_redirects=False)
+    path = answer.headers["location"]
+    rows = client.get(f"/v1{path}", params={"wait": 60}).json()["layers"]
+    text = page(client, path).text
+    for row in rows:
+        assert f"{row['name']} succeeded 4 x 12 {row['n']} " in text
+    assert [(row["name"], row["n"]) for row in rows] == [(f"{name}.weight", n) for name in "ab" for n in (1, 8)]
     refused = client.post("/models", files=files, data={"n": "", "families": "csr", **DEVICE})
     assert refused.status_code == 400 and "give n, conv or a layer table" in refused.text
     assert '<div role="alert">' in refused.text and '<option value="csr" selected>' in refused.text

@@ -73,6 +73,30 @@ def test_an_onnx_model_with_its_layer_table(client: TestClient, slow_toolkit: Sl
     assert damaged.status_code == 422 and "truncated or damaged ONNX model" in damaged.json()["detail"]
 
 
+def test_several_columns(client: TestClient, slow_toolkit: SlowToolkit, tmp_path: Path) -> None:
+    """A row and a job for each layer and N, the same as of each N alone; the zip is the folder of tune-model."""
+    slow_toolkit.gate.touch()
+    content = two_equal_and_one()
+    job = client.post("/v1/models?n=8,64,8&device=h200&name=net&wait=60", content=content).json()
+    TypeAdapter(JobView).validate_python(job)
+    assert (job["state"], job["progress"]) == ("succeeded", {"layers": {"done": 6, "total": 6}})
+    rows = [(row["name"], row["n"]) for row in job["layers"]]
+    assert rows == [*((f"fc.{at}", n) for at in range(3) for n in (8, 64)), ("bias", None), ("steps", None)]
+    alone = client.post(f"{POST}&wait=60", content=content).json()
+    assert [row["kernel"] for row in job["layers"] if row["n"] == 64] == [row["kernel"] for row in alone["layers"][:3]]
+    with zipfile.ZipFile(io.BytesIO(client.get(job["links"]["archive"]).content)) as archive:
+        archive.extractall(tmp_path)
+    kernels = lospmm.load_model(tmp_path / "net")
+    assert {name: kernel.manifest["n"] for name, kernel in kernels.items()} == {
+        f"{name}@{n}": n for name, n in rows if n is not None
+    }
+    assert [(total.n, total.layers) for total in read_report(tmp_path / "net").totals] == [(8, 3), (64, 3)]
+    table = b'[layers."fc.*"]\nn = [64, 8]\n\n[layers.steps]\nskip = "none"'
+    files = {"matrix": ("net.safetensors", content), "layers": ("layers.toml", table)}
+    again = client.post("/v1/models?device=h200&wait=60", files=files).json()
+    assert [row["kernel"] for row in again["layers"]] == [row["kernel"] for row in job["layers"]]
+
+
 def test_all_kernels_of_a_model_as_one_zip(client: TestClient, slow_toolkit: SlowToolkit, tmp_path: Path) -> None:
     """It is the folder that tune-model writes, with every layer in its report; the same bytes each time."""
     content = two_equal_and_one()
@@ -207,6 +231,10 @@ def test_hostile_forms(shared: TestClient, files: list[tuple[str, object]], stat
         ("n=64&device=h200&name=", 422, "bad-parameter"),
         ("n=64&device=/etc/passwd", 400, "bad-request"),
         ("n=16777217&device=h200", 400, "bad-request"),
+        ("n=64,16777217&device=h200", 400, "bad-request"),
+        ("n=0&device=h200", 422, "bad-parameter"),
+        ("n=1,,8&device=h200", 422, "bad-parameter"),
+        ("n=1,8&conv=1x3x4x4,1x1&device=h200", 400, "bad-request"),
     ],
 )
 def test_wrong_parameters(shared: TestClient, query: str, status: int, kind: str) -> None:
