@@ -57,6 +57,13 @@ class TimedSite:
         """Microseconds saved over all kernels."""
         return sum(self.dense[shape] - self.sparse[shape] for shape in self.buckets)
 
+    @property
+    def dense_beyond(self) -> bool:
+        """Whether it has no kernel for the most columns that were asked for."""
+        most = max((shape for shape in self.buckets if len(shape) == 1), default=None)
+        others = [shape for shape in (*self.dense, *self.failed) if len(shape) == 1]
+        return most is not None and not self.frees_weight and max(others, default=most) > most
+
     def take(self, shape: Shape, tuned: ColumnBucket | LospmmError, *, will_time: bool) -> None:
         """Keep a tuned kernel, or why there is none; one to be timed may be left to cuBLAS."""
         if isinstance(tuned, LospmmError):
@@ -281,6 +288,7 @@ def swap(works: Iterable[TimedSite], layout: Layout) -> frozenset[str]:
             features_first=site.name in first,
             shares=_share(site.name, layout.sharing(site.name, names)),
             frees_weight=work.frees_weight,
+            dense_beyond=work.dense_beyond,
         )
         swap_in(site.module, {site.weight: tuned})
     return first

@@ -10,7 +10,7 @@ import os
 import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
@@ -22,10 +22,10 @@ from lospmm.artifact import artifact
 from lospmm.errors import BadRequest, ToolchainFault, Unsupported
 from lospmm.kernel import Kernel, path_of
 from lospmm.matrix.layers import REPORT_FILE
-from lospmm.model.report import read_report
+from lospmm.model.report import LayerReport, read_report
 from lospmm.nn.layer import call_parts, swap_in
 from lospmm.nn.report import Report, Row
-from lospmm.nn.site import Site, convolution_of, find_sites, forget_masks
+from lospmm.nn.site import Site, convolution_of, find_sites, forget_masks, freeable
 from lospmm.nn.sparse import (
     ColumnBucket,
     Shares,
@@ -63,6 +63,7 @@ class _LayerEntry:
     shares: Shares
     kernels: Annotated[tuple[_KernelEntry, ...], Field(min_length=1)]
     frees_weight: bool = False
+    dense_beyond: bool = False
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,8 @@ def save(model: nn.Module, directory: str | os.PathLike[str]) -> None:
     layers = []
     for one in tuned:
         entries = tuple(_written(bucket, folder) for bucket in one.buckets)
-        layers.append(_LayerEntry(one.name, one.features_first, one.shares, entries, one.frees_weight))
+        how = one.frees_weight, one.dense_beyond
+        layers.append(_LayerEntry(one.name, one.features_first, one.shares, entries, *how))
     _replace(folder / MODEL_FILE, json.dumps(asdict(_ModelEntry(SCHEMA, tuple(layers))), indent=2) + "\n")
 
 
@@ -136,8 +138,9 @@ def load_(model: nn.Module, directory: str | os.PathLike[str], *, emulate: bool 
     """Run the layers of ``model`` on kernels that ``save`` or ``lospmm tune-model`` wrote; return a row for each.
 
     A layer whose weights, device or type do not fit its kernels stays dense, with the reason in its row, and so does
-    one for which ``tune-model`` found cuBLAS faster. ``emulate`` runs the kernels' text for weights on a CPU. A kernel
-    runs as native code: load only folders you trust.
+    one for which ``tune-model`` found cuBLAS faster, at the columns where it did. Kernels that share a cubin serve
+    every call of their layer, whose weight leaves the GPU unless it is masked or shared. ``emulate`` runs the kernels'
+    text for weights on a CPU. A kernel runs as native code: load only folders you trust.
 
     Raises BadRequest for a folder that neither wrote or that is damaged, and leaves the model as it was.
     """
@@ -147,7 +150,7 @@ def load_(model: nn.Module, directory: str | os.PathLike[str], *, emulate: bool 
     layers, kernels, dense = _of_batch(model, folder) if is_batch else _of_save(folder)
     restore_(model)
     sites, rows = find_sites(model, 0.0)
-    by_name = {site.name: site for site in sites}
+    by_name, freed = {site.name: site for site in sites}, freeable(model, sites)
     unfit = {row.layer: row.reason for row in rows}
     loaded: list[Row] = []
     for one in layers:
@@ -157,14 +160,15 @@ def load_(model: nn.Module, directory: str | os.PathLike[str], *, emulate: bool 
             empty: dict[str, Any] = {"kind": "", "shape": (0, 0), "sparsity": None, "n": None, "advice": "dense"}
             loaded.append(Row(layer=one.name, reason=reason, **empty))
             continue
-        loaded += _swapped(site, one, kernels, emulate=emulate)
+        own = replace(one, frees_weight=one.frees_weight and one.name in freed)
+        loaded += _swapped(site, own, kernels, emulate=emulate)
     forget_masks(sites)
     call_parts(model)
-    return Report((*loaded, *(by_name[name].row(LEFT_DENSE) for name in dense if name in by_name)))
+    return Report((*loaded, *(by_name[name].row(LEFT_DENSE, n=n) for name, n in dense if name in by_name)))
 
 
-#: Layers with kernels, the kernels by their folders, and layers that are left to cuBLAS.
-_Content: TypeAlias = tuple[Sequence[_LayerEntry], Mapping[str, Kernel], Sequence[str]]
+#: Layers with kernels, the kernels by their folders, and layers that are left to cuBLAS, with the columns.
+_Content: TypeAlias = tuple[Sequence[_LayerEntry], Mapping[str, Kernel], Sequence[tuple[str, int | None]]]
 
 
 def _of_save(folder: Path) -> _Content:
@@ -175,19 +179,30 @@ def _of_save(folder: Path) -> _Content:
 
 def _of_batch(model: nn.Module, folder: Path) -> _Content:
     """Return what ``tune-model`` wrote, where a layer is named by its tensor. Raises BadRequest."""
+    layers: dict[str, list[LayerReport]] = {}
+    for row in read_report(folder).layers:
+        layers.setdefault(row.name, []).append(row)
     entries, kernels, dense = [], {}, []
-    for layer in read_report(folder).layers:
-        if layer.launch is None:
-            continue
-        name = type(model).__name__ if layer.name == "weight" else layer.name.removesuffix(".weight")
-        if layer.family == "dense":
-            dense.append(name)
-            continue
-        kernel = kernels[layer.folder] = Kernel(artifact.read(folder / layer.folder))
-        kernel.artifact.epilogue()  # raises BadRequest, while the model is unchanged
-        least = least_columns(kernel.artifact.manifest["n"], kernel.artifact.convolution)
-        entries.append(_LayerEntry(name, False, "no", (_KernelEntry(layer.folder, least),)))
+    for layer, rows in layers.items():
+        name = type(model).__name__ if layer == "weight" else layer.removesuffix(".weight")
+        dense += [(name, row.n) for row in rows if row.is_dense]
+        chosen = [row.folder for row in rows if row.launch is not None and not row.is_dense]
+        if own := {one: _read_kernel(folder / one) for one in chosen}:
+            entries.append(_entry(name, own, dense_beyond=chosen[-1] != rows[-1].folder))
+            kernels.update(own)
     return entries, kernels, dense
+
+
+def _entry(name: str, kernels: Mapping[str, Kernel], *, dense_beyond: bool) -> _LayerEntry:
+    """Return the entry of the kernels of a layer; those in one cubin (memory low) serve every call."""
+    artifacts = {folder: kernel.artifact for folder, kernel in kernels.items()}
+    is_joined = len(artifacts) > 1 == len({one.manifest["cubin_sha256"] for one in artifacts.values()})
+    least = {
+        folder: 1 if is_joined else least_columns(one.manifest["n"], one.convolution)
+        for folder, one in artifacts.items()
+    }
+    found = tuple(_KernelEntry(folder, columns) for folder, columns in least.items())
+    return _LayerEntry(name, False, "no", found, frees_weight=is_joined, dense_beyond=dense_beyond and not is_joined)
 
 
 def _swapped(site: Site, entry: _LayerEntry, kernels: Mapping[str, Kernel], *, emulate: bool) -> list[Row]:
@@ -199,7 +214,9 @@ def _swapped(site: Site, entry: _LayerEntry, kernels: Mapping[str, Kernel], *, e
     if reason is not None:
         return [site.row(reason)]
     how = emulate, entry.features_first, entry.shares
-    tuned = Tuned(site.name, site.place, buckets, *how, frees_weight=entry.frees_weight)
+    tuned = Tuned(
+        site.name, site.place, buckets, *how, frees_weight=entry.frees_weight, dense_beyond=entry.dense_beyond
+    )
     swap_in(site.module, {site.weight: tuned})
     return [site.row("loaded", n=bucket.kernel.artifact.manifest["n"], advice="sparse") for bucket in buckets]
 
@@ -238,6 +255,10 @@ def _kernel(folder: Path, entry: _KernelEntry) -> Kernel:
     """Read a kernel; raises BadRequest for a folder elsewhere or a damaged one."""
     if Path(entry.folder).name != entry.folder:
         raise BadRequest(f"{folder / MODEL_FILE}: is damaged: {entry.folder[:80]!r} is not the name of a folder")
-    kernel = Kernel(artifact.read(folder / entry.folder))
+    return _read_kernel(folder / entry.folder)
+
+
+def _read_kernel(folder: Path) -> Kernel:
+    kernel = Kernel(artifact.read(folder))
     kernel.artifact.epilogue()  # raises BadRequest, while the model is unchanged
     return kernel

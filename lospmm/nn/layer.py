@@ -174,7 +174,10 @@ def serves(tuned: Tuned, x: Tensor) -> bool:
     """Return whether kernels serve ``x``, by its shape and type alone: torch.compile decides it once."""
     if not _is_taken(x, tuned) or x.dim() < 1 or x.shape[-1] == 0:
         return False
-    return bool(pieces(tuned.sizes, x.numel() // x.shape[-1]))
+    columns = x.numel() // x.shape[-1]
+    if tuned.dense_beyond and tuned.sizes and columns > tuned.sizes[-1][1]:
+        return False
+    return bool(pieces(tuned.sizes, columns))
 
 
 class SparseLinear(Sparse, nn.Linear):

@@ -1,6 +1,5 @@
 """Layers with one copy of their weights on the GPU: the kernels of all N in one cubin (``memory="low"``)."""
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -10,6 +9,7 @@ from lospmm.errors import LospmmError
 from lospmm.families.bitmap import MAX_WHOLE_COLS
 from lospmm.kernel import join
 from lospmm.nn.choice import Shape, TimedSite
+from lospmm.nn.site import freeable
 from lospmm.problem.problem import ceil_div
 
 
@@ -23,7 +23,7 @@ def join_kernels(model: nn.Module, works: Sequence[TimedSite]) -> None:
 
     A weight that is masked, or that another module has too, is not freed.
     """
-    owners = Counter(id(one) for _, one in model.named_parameters(remove_duplicate=False))
+    freed = freeable(model, [work.site for work in works])
     for work in works:
         if not work.buckets:
             continue
@@ -35,4 +35,4 @@ def join_kernels(model: nn.Module, works: Sequence[TimedSite]) -> None:
             continue
         pairs = zip(work.buckets.items(), kernels, strict=True)
         work.buckets = {shape: replace(bucket, kernel=kernel, least=1) for (shape, bucket), kernel in pairs}
-        work.frees_weight = not work.site.place.mask and owners[id(work.site.tensors.weight)] == 1
+        work.frees_weight = work.site.name in freed

@@ -1,6 +1,7 @@
 """Pruned weights of a model, and the shapes of their inputs."""
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -134,6 +135,12 @@ def find_sites(model: nn.Module, min_sparsity: float) -> tuple[list[Site], list[
         reason = few if matrix.nnz else "all its weights are zero"
         rows.append(Row(shape=(matrix.m, matrix.k), sparsity=sparsity, reason=reason, **base))
     return sites, rows
+
+
+def freeable(model: nn.Module, sites: Iterable[Site]) -> set[str]:
+    """Return the names of sites whose weights may leave the GPU: without a mask, and of no other module."""
+    owners = Counter(id(one) for _, one in model.named_parameters(remove_duplicate=False))
+    return {site.name for site in sites if not site.place.mask and owners[id(site.tensors.weight)] == 1}
 
 
 def _dense_parts(model: nn.Module) -> dict[nn.Module, str]:

@@ -106,6 +106,7 @@ class Tuned:
     dtype: torch.dtype = torch.float32  # of the input
     native: BoundKernels | None = None  # for the operators of C++, where these are
     frees_weight: bool = False  # on a GPU, keep the weight in host memory
+    dense_beyond: bool = False  # more columns than those of every kernel are faster dense than in pieces
     gpu: torch.device | None = None  # where the kernels run while it is there; None: where the weight is
 
 

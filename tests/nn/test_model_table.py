@@ -1,5 +1,6 @@
 """``lospmm.nn.layers``: a table by which ``tune-model`` asks for the very kernels that ``sparsify_`` tunes."""
 
+import copy
 import json
 from contextlib import nullcontext
 from pathlib import Path
@@ -18,7 +19,7 @@ from benchmarks.inference.pruned import CASES, build  # noqa: E402
 from lospmm.artifact import kept  # noqa: E402
 from lospmm.errors import BadRequest, NothingFits  # noqa: E402
 from lospmm.matrix.layers import open_model  # noqa: E402
-from lospmm.model.batch import tune_here  # noqa: E402
+from lospmm.model.batch import join_layers, tune_here  # noqa: E402
 from lospmm.model.folder import Batch, ModelFolder  # noqa: E402
 from lospmm.model.layer_table import LayerSpec, LayerTable  # noqa: E402
 from lospmm.problem.device import DEVICES  # noqa: E402
@@ -136,6 +137,80 @@ def test_what_is_no_model() -> None:
         lospmm.nn.layers(lambda x: x, drawn(1, 2))  # type: ignore[arg-type]
 
 
+def tune_into(folder: Path, table: LayerTable, options: Options) -> None:
+    """Tune net.safetensors in ``folder`` into tuned/."""
+    batch = Batch(open_model(folder / "net.safetensors"), table, "h200", options)
+    tuned, store = ModelFolder(folder / "tuned", batch, lambda _: None), kept.open_store()
+    tune_here(tuned, batch, DEVICES["h200"], store=store, watch=lambda _: nullcontext(silent))
+    if options.memory == "low":
+        join_layers(tuned, batch, store=store, heard=lambda _: None)
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The columns of the kernels that were emulated."""
+    columns: list[int] = []
+    run = lospmm.Kernel.run_on_cpu
+
+    def watched(kernel: lospmm.Kernel, b: Any, *rest: Any) -> Any:
+        columns.append(kernel.manifest["n"])
+        return run(kernel, b, *rest)
+
+    monkeypatch.setattr(lospmm.Kernel, "run_on_cpu", watched)
+    return columns
+
+
+@torch.no_grad()
+def test_a_call_takes_the_kernel_of_its_columns(ran: list[int], tmp_path: Path) -> None:
+    """Of those in the folder; where cuBLAS is faster at the most columns, a call of more is dense, not in pieces."""
+    torch.manual_seed(0)
+    model = pruned(nn.Linear(24, 16))
+    save_file({name: one.numpy() for name, one in model.state_dict().items()}, tmp_path / "net.safetensors")
+    wanted = copy.deepcopy(model)
+    tune_into(tmp_path, LayerTable({"0.weight": LayerSpec(n=(1, 4, 16), bias=True)}), Options(verify="none"))
+
+    def check(calls: dict[int, list[int]]) -> None:
+        for tokens, kernels in calls.items():
+            ran.clear()
+            x = drawn(tokens, 24)
+            assert error(model(x), exact(wanted, x)) < MAX_ERROR
+            assert ran == kernels, tokens
+
+    report = lospmm.nn.load_(model, tmp_path / "tuned", emulate=True)
+    assert [(row.layer, row.n, row.advice) for row in report.rows] == [("0", n, "sparse") for n in (1, 4, 16)]
+    check({1: [1], 2: [4], 4: [4], 16: [16], 33: [16, 16, 1]})
+    content = json.loads((tmp_path / "tuned" / "report.json").read_text())
+    content["layers"][2]["family"] = "dense"
+    (tmp_path / "tuned" / "report.json").write_text(json.dumps(content))
+    report = lospmm.nn.load_(model, tmp_path / "tuned", emulate=True)
+    assert [(row.n, row.advice) for row in report.rows] == [(1, "sparse"), (4, "sparse"), (16, "dense")]
+    check({1: [1], 4: [4], 5: [], 16: [], 33: []})
+    lospmm.nn.save(model, tmp_path / "saved")
+    lospmm.nn.load_(model, tmp_path / "saved", emulate=True)
+    check({4: [4], 16: []})
+
+
+@torch.no_grad()
+def test_one_copy_serves_every_call(ran: list[int], tmp_path: Path) -> None:
+    """With memory low; weights that are shared stay on the GPU."""
+    torch.manual_seed(0)
+    model = pruned(nn.Linear(24, 24), nn.Linear(24, 24, bias=False), share=0.5).half()
+    save_file({name: one.numpy() for name, one in model.state_dict().items()}, tmp_path / "net.safetensors")
+    wanted, rows = copy.deepcopy(model), {"0.weight": LayerSpec(n=(1, 8), bias=True), "1.weight": LayerSpec(n=(1, 8))}
+    tune_into(tmp_path, LayerTable(rows), Options(verify="none", dtype="float16", memory="low"))
+    lospmm.nn.load_(model, tmp_path / "tuned", emulate=True)
+    assert [module.lospmm_tuned.frees_weight for module in model] == [True, True]
+    for tokens in (1, 2, 8, 12):
+        x = drawn(tokens, 24).half()
+        assert error(model(x), exact(wanted, x)) < 2e-3
+    assert set(ran) == {1, 8} and len(ran) == 2 * (1 + 1 + 1 + 2)
+    twice = nn.Sequential(*model, nn.Linear(24, 24, bias=False))
+    lospmm.nn.restore_(model)
+    twice[2].weight = twice[1].weight
+    lospmm.nn.load_(twice, tmp_path / "tuned", emulate=True)
+    assert [module.lospmm_tuned.frees_weight for module in twice[:2]] == [True, False]
+
+
 @torch.no_grad()
 def test_kernels_of_tune_model_run_in_the_model(tmp_path: Path) -> None:
     """Prepared from the state dict alone, loaded by name; a layer left to cuBLAS, and one that failed, stay dense."""
@@ -145,9 +220,7 @@ def test_kernels_of_tune_model_run_in_the_model(tmp_path: Path) -> None:
     wanted, table = exact(model, x), lospmm.nn.layers(model, x)
     save_file({name: one.numpy() for name, one in model.state_dict().items()}, tmp_path / "net.safetensors")
     rows = table.rows | {"4.weight": LayerSpec(n=6, families="bitmap")}  # of 16 bits: none in float32
-    batch = Batch(open_model(tmp_path / "net.safetensors"), LayerTable(rows), "h200", Options(verify="none"))
-    folder = ModelFolder(tmp_path / "tuned", batch, lambda _: None)
-    tune_here(folder, batch, DEVICES["h200"], store=kept.open_store(), watch=lambda _: nullcontext(silent))
+    tune_into(tmp_path, LayerTable(rows), Options(verify="none"))
     kernels = lospmm.load_model(tmp_path / "tuned")
     assert list(kernels) == ["0.weight", "2.weight", "3.weight"]
     assert kernels["2.weight"].manifest["epilogue"]["bias"] and kernels["0.weight"].manifest["n"] == 6 * 16
