@@ -250,10 +250,11 @@ def _check_held(names: Set[str], directory: Path) -> None:
         raise BadRequest(f"{directory}: holds {min(others)} beside a kernel, which would be lost; move it")
 
 
-def write(artifact: Artifact, directory: Path) -> None:
+def write(artifact: Artifact, directory: Path, *, like: Path | None = None) -> None:
     """Write an artifact to a folder, replacing an artifact there. Raises BadRequest, or ToolchainFault.
 
-    The files are written beside it first. If this process is killed then, the next writer cleans up.
+    Files that are the same in the folder ``like`` are hard links to those, where the disk has such. The files are
+    written beside the folder first. If this process is killed then, the next writer cleans up.
     """
     check_target(directory)
     target = directory.resolve()  # a link stays a link
@@ -263,12 +264,22 @@ def write(artifact: Artifact, directory: Path) -> None:
         _remove_stale(target.parent)
         scratch.mkdir()
         for name, content in artifact.files.items():
-            (scratch / name).write_bytes(content)
+            if like is None or not _is_linked(like / name, scratch / name, content):
+                (scratch / name).write_bytes(content)
         _take_the_place_of(scratch, target)
     except OSError as error:
         raise ToolchainFault(f"{directory}: cannot be written: {error.strerror}") from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _is_linked(held: Path, file: Path, content: bytes) -> bool:
+    """Make ``file`` a link to a file with this content; return whether it could be."""
+    with suppress(OSError):
+        if held.read_bytes() == content:
+            file.hardlink_to(held)
+            return True
+    return False
 
 
 def _remove_stale(parent: Path) -> None:

@@ -148,10 +148,14 @@ class ModelFolder:
         return found if found.manifest["cubin_sha256"] == former.cubin_sha256 else None
 
     def keep(self, kernel: LayerKernel, digest: str | None, found: Artifact) -> None:
-        """Write a kernel, and the report. Raises BadRequest for a kernel's folder that holds something else."""
+        """Write a kernel, and the report. Raises BadRequest for a kernel's folder that holds something else.
+
+        What it shares with another kernel of its layer, as A, is on the disk once.
+        """
         if not self._begun:  # from here on the folder is known as a model's, should this process be killed
             self._write()
-        artifact.write(found, self.path(kernel))
+        others = (one for one in self._batch.table.kernels_of(kernel.layer) if one != kernel and self.row_of(one))
+        artifact.write(found, self.path(kernel), like=next(map(self.path, others), None))
         self.succeed(kernel, digest, found)
 
     def succeed(self, kernel: LayerKernel, digest: str | None, found: Artifact) -> None:

@@ -174,7 +174,8 @@ _Content: TypeAlias = tuple[Sequence[_LayerEntry], Mapping[str, Kernel], Sequenc
 def _of_save(folder: Path) -> _Content:
     """Return what ``save`` wrote. Raises BadRequest."""
     layers = _read(folder).layers
-    return layers, {entry.folder: _kernel(folder, entry) for one in layers for entry in one.kernels}, ()
+    known: dict[bytes, bytes] = {}
+    return layers, {entry.folder: _kernel(folder, entry, known) for one in layers for entry in one.kernels}, ()
 
 
 def _of_batch(model: nn.Module, folder: Path) -> _Content:
@@ -182,12 +183,13 @@ def _of_batch(model: nn.Module, folder: Path) -> _Content:
     layers: dict[str, list[LayerReport]] = {}
     for row in read_report(folder).layers:
         layers.setdefault(row.name, []).append(row)
+    known: dict[bytes, bytes] = {}
     entries, kernels, dense = [], {}, []
     for layer, rows in layers.items():
         name = type(model).__name__ if layer == "weight" else layer.removesuffix(".weight")
         dense += [(name, row.n) for row in rows if row.is_dense]
         chosen = [row.folder for row in rows if row.launch is not None and not row.is_dense]
-        if own := {one: _read_kernel(folder / one) for one in chosen}:
+        if own := {one: _read_kernel(folder / one, known) for one in chosen}:
             entries.append(_entry(name, own, dense_beyond=chosen[-1] != rows[-1].folder))
             kernels.update(own)
     return entries, kernels, dense
@@ -251,14 +253,15 @@ def _read(folder: Path) -> _ModelEntry:
     return content
 
 
-def _kernel(folder: Path, entry: _KernelEntry) -> Kernel:
+def _kernel(folder: Path, entry: _KernelEntry, known: dict[bytes, bytes]) -> Kernel:
     """Read a kernel; raises BadRequest for a folder elsewhere or a damaged one."""
     if Path(entry.folder).name != entry.folder:
         raise BadRequest(f"{folder / MODEL_FILE}: is damaged: {entry.folder[:80]!r} is not the name of a folder")
-    return _read_kernel(folder / entry.folder)
+    return _read_kernel(folder / entry.folder, known)
 
 
-def _read_kernel(folder: Path) -> Kernel:
-    kernel = Kernel(artifact.read(folder))
-    kernel.artifact.epilogue()  # raises BadRequest, while the model is unchanged
-    return kernel
+def _read_kernel(folder: Path, known: dict[bytes, bytes]) -> Kernel:
+    """Read a kernel whose files are in memory once with those of others, as A is of several N. Raises BadRequest."""
+    found = artifact.read(folder)
+    found.epilogue()  # raises BadRequest, while the model is unchanged
+    return Kernel(replace(found, files={name: known.setdefault(one, one) for name, one in found.files.items()}))

@@ -200,6 +200,8 @@ def test_one_copy_serves_every_call(ran: list[int], tmp_path: Path) -> None:
     tune_into(tmp_path, LayerTable(rows), Options(verify="none", dtype="float16", memory="low"))
     lospmm.nn.load_(model, tmp_path / "tuned", emulate=True)
     assert [module.lospmm_tuned.frees_weight for module in model] == [True, True]
+    one, other = (bucket.kernel.artifact.files for bucket in model[0].lospmm_tuned.buckets)
+    assert all(one[name] is other[name] for name in ("kernel.cubin", "matrix.npz")), "in memory once"
     for tokens in (1, 2, 8, 12):
         x = drawn(tokens, 24).half()
         assert error(model(x), exact(wanted, x)) < 2e-3
