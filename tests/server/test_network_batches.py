@@ -1,9 +1,11 @@
 """ResNet-50, BERT-base, MobileNetV2 and a decoder, layer by layer, by the command, the service and ``sparsify_``."""
 
+import copy
 import json
 import shutil
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +13,21 @@ import httpx2
 import pytest
 from safetensors.numpy import save_file
 
-pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'lospmm[torch]'")
+torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'lospmm[torch]'")
 
-import lospmm.nn
-from benchmarks.inference.pruned import alike
-from lospmm.cli import main as cli
-from lospmm.errors import NothingFits
-from lospmm.matrix.readers import VECTOR
-from lospmm.tuning import jobs
-from lospmm.tuning.request import Request
-from tests.server.served import served
+from torch import nn  # noqa: E402
+
+import lospmm.nn  # noqa: E402
+from benchmarks.inference.pruned import alike  # noqa: E402
+from lospmm.cli import main as cli  # noqa: E402
+from lospmm.client.client import Client  # noqa: E402
+from lospmm.errors import NothingFits  # noqa: E402
+from lospmm.matrix.readers import VECTOR  # noqa: E402
+from lospmm.model.layer_table import LayerTable  # noqa: E402
+from lospmm.tuning import jobs  # noqa: E402
+from lospmm.tuning.request import Request  # noqa: E402
+from tests.nn.models import drawn, error, exact, pruned  # noqa: E402
+from tests.server.served import served  # noqa: E402
 
 EMBEDDING = "no kernel for Embedding"
 DEPTHWISE = "it is depthwise: a sum for each channel, which pruning does not shorten"
@@ -44,6 +51,35 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
         return digests
 
     return listed
+
+
+@torch.no_grad()
+def test_a_decoder_for_several_columns(asked: Callable[..., list[str]], tmp_path: Path) -> None:
+    """The command, the service and ``sparsify_`` ask for the same kernels; a model of another process runs on them."""
+    torch.manual_seed(0)
+    model = pruned(nn.Linear(16, 40, bias=False), nn.SiLU(), nn.Linear(40, 16)).half()
+    save_file({name: one.numpy() for name, one in model.state_dict().items()}, net := tmp_path / "net.safetensors")
+    rows = lospmm.nn.layers(model, drawn(2, 16).half()).rows
+    table = LayerTable({name: replace(row, n=(1, 8, 64)) for name, row in rows.items()})
+    (layers := tmp_path / "layers.toml").write_text(table.to_toml())
+    words = ["tune-model", str(net), "--layers", str(layers), "--device", "h200", "--out", str(tmp_path / "out")]
+    assert cli.run([*words, "--cache", "network", "--quiet"]) == 0
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    here = [(row["name"], row["n"], row["digest"]) for row in report["layers"] if row["skipped"] is None]
+    assert [one[:2] for one in here] == [(name, n) for name in ("0.weight", "2.weight") for n in (1, 8, 64)]
+    assert [(one["n"], one["layers"]) for one in report["totals"]] == [(1, 2), (8, 2), (64, 2)]
+    with served() as port, Client(f"http://127.0.0.1:{port}") as client:
+        there = client.tune_model(net, layers=table, device="h200", cache="network")
+    assert [(one.name, one.n, one.digest) for one in there if one.skipped is None] == here
+    assert asked(model, n=[1, 8, 64]) == [digest for *_, digest in here]
+    wanted = copy.deepcopy(model)
+    loaded = lospmm.nn.load_(model, tmp_path / "out", emulate=True)
+    assert [(row.layer, row.n, row.advice) for row in loaded.rows] == [
+        (name, n, "sparse") for name in "02" for n in (1, 8, 64)
+    ]
+    for tokens in (1, 5, 64, 70):
+        x = drawn(tokens, 16).half()
+        assert error(model(x), exact(wanted, x)) < 2e-3
 
 
 @pytest.mark.slow
