@@ -4,10 +4,12 @@ import copy
 import threading
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import pytest
+from safetensors.numpy import save_file
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'lospmm[torch]'")
 
@@ -15,6 +17,8 @@ from torch import nn  # noqa: E402
 from torch.nn.utils import prune  # noqa: E402
 
 import lospmm.nn  # noqa: E402
+from lospmm.cli import main as cli  # noqa: E402
+from lospmm.model.report import read_report  # noqa: E402
 from lospmm.nn import transpose, whole  # noqa: E402
 from lospmm.nn.calling import calling_of  # noqa: E402
 from lospmm.nn.operator import spmm  # noqa: E402
@@ -370,3 +374,27 @@ def test_one_copy_of_the_weights_serves_every_call() -> None:
     lospmm.nn.restore_(model)
     assert {weight.device.type for weight in weights} == {"cuda"}
     assert torch.cuda.memory_allocated() >= held + weight_bytes - (1 << 20) and torch.equal(model(x), dense(x))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("memory", ["fast", "low"])
+def test_kernels_for_several_columns_from_files(memory: str, tmp_path: Path) -> None:
+    """The command times and verifies a kernel for each layer and N, or one cubin a layer; calls take that of theirs."""
+    model = pruned(nn.Linear(1024, 2048), nn.GELU(), nn.Linear(2048, 1024)).half()
+    for layer in (model[0], model[2]):
+        layer.weight.mul_(torch.rand_like(layer.weight) < 0.5)
+    dense, columns, net = copy.deepcopy(model), (1, 8, 512), tmp_path / "net.safetensors"
+    save_file({name: one.cpu().numpy() for name, one in model.state_dict().items()}, net)
+    words = ("tune-model", net, "--n", "1,8,512", "--dtype", "float16", "--memory", memory, "--biases", "--quiet")
+    assert cli.run([*map(str, words), "--out", str(tmp_path / "out")]) == 0
+    report = read_report(tmp_path / "out")
+    assert [(total.n, total.layers, total.timed) for total in report.totals] == [(n, 2, 2) for n in columns]
+    kernels = lospmm.load_model(tmp_path / "out")
+    assert all(kernel.manifest["verified"]["on"] == "gpu" for kernel in kernels.values())
+    assert len({kernel.cubin for kernel in kernels.values()}) == (2 if memory == "low" else 6)
+    rows = lospmm.nn.load_(model, tmp_path / "out").rows
+    assert {(row.layer, row.n) for row in rows} == {(name, n) for name in "02" for n in columns}
+    assert memory == "fast" or {layer.weight.device.type for layer in (model[0], model[2])} == {"cpu"}
+    for tokens in (1, 5, 8, 100, 512, 1300):
+        x = torch.randn(tokens, 1024, device="cuda", dtype=torch.float16)
+        assert error(model(x), double(dense, x)) < 3e-3, tokens
