@@ -1,15 +1,14 @@
-"""Family of one column of B: a byte for each nonzero's column, and B in shared memory.
+"""Family of one column of B: four bits for each nonzero's column, and B in shared memory.
 
-A language model that decodes a token multiplies by one column, and is bound by reading A. A nonzero takes 16 bits and 8
-for its column, 3.1 bytes with padding, where ``csr`` takes 4; 2.1 with values of 8 bits. A row is cut into steps of 32
-nonzeros, one a lane; ``templates/spmv.cu`` explains their layout. The warps of a block share its steps evenly, whatever
-the rows' lengths.
+A language model that decodes a token multiplies by one column, and is bound by reading A. A nonzero takes 16 bits and 4
+for its column, 2.6 bytes with padding, where ``csr`` takes 4; 1.6 with values of 8 bits. Each lane of a warp has the
+columns of one bank of shared memory; ``templates/spmv.cu`` explains the layout. The warps of a block share its elements
+evenly, whatever the rows' lengths.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from itertools import product
+from itertools import pairwise, product
 from typing import NamedTuple
 
 import numpy as np
@@ -20,41 +19,43 @@ from lospmm.families.coded import coded_refusal, scales_of, settings_of
 from lospmm.families.lists import WARP
 from lospmm.families.packed import DATA_ALIGNMENT_BYTES, PLACES, PackedKernel, pack, source_of_template
 from lospmm.families.traffic import LAUNCH_MICROS
-from lospmm.matrix.csr import SparseMatrix
 from lospmm.problem.problem import Launch, Problem, ceil_div
 from lospmm.problem.values import ValueType
 
-#: Steps of a unit; columns that a byte reaches from a multiple of FIRST; and bits of a multiple of it.
-UNIT_STEPS, FIRST, REACH = 8, 4, 256
-CHUNK = 8  # elements of B of 16 bytes
-ROW_ENDS = 0x8000
+#: Elements of a lane in a unit, and the most columns of its bank from one to the next: four bits.
+STEPS, REACH = 8, 15
 
-#: Warps of a block, and blocks of an SM.
-WARPS, BLOCKS = (8, 16), (1, 2, 3)
+#: Columns of B.
+COLS = (1, 2, 4)
+
+#: Rows of a block, which a byte numbers.
+MOST_ROWS = 256
+
+#: Warps of a block, blocks of an SM, and units that a warp loads ahead.
+WARPS, BLOCKS, AHEAD = (8, 16, 32), (1, 2, 3), (1, 2)
 
 #: Units that all warps have room for, over those that there are: a matrix with a few long rows has more.
 MOST_PADDING = 4
 
-#: The most columns of A: multiples of FIRST in 15 bits, and one beyond the last for rows without nonzeros.
-MAX_COLUMNS = FIRST * ROW_ENDS - CHUNK
-
 
 def unit_of(values: ValueType | None) -> np.dtype[np.void]:
-    """Return a unit: of each lane and step a value and a distance, and of each step its first column."""
-    sides = (WARP, UNIT_STEPS)
-    value = "<u2" if values is None else "u1"
-    return np.dtype([("values", value, sides), ("distances", "u1", sides), ("firsts", "<u2", UNIT_STEPS)])
+    """Return a unit: of each lane its values, and two to a byte how far each is behind the one before."""
+    return np.dtype(
+        [("values", "<u2" if values is None else "u1", (WARP, STEPS)), ("behinds", "u1", (WARP, STEPS // 2))]
+    )
 
 
 #: Where a warp begins: ``Place`` of the template.
 PLACE = np.dtype(
     [
+        ("behind", "<u2", WARP),
         ("units", "<u4"),
-        ("row", "<u4"),
+        ("turn", "<u4"),
+        ("left", "<u4"),
+        ("is_continued", "<u4"),
         ("block_row", "<u4"),
         ("block_rows", "<u4"),
-        ("is_continued", "<u4"),
-        ("unused", "<u4", 3),
+        ("unused", "<u4", 2),
     ]
 )
 
@@ -65,14 +66,7 @@ class SpmvPlan:
 
     warps: int  # of a block
     blocks: int  # of an SM
-
-
-class Steps(NamedTuple):
-    """The rows of A in steps."""
-
-    first: NDArray[np.int64]  # nonzero of each, and after the last; (steps + 1,)
-    row: NDArray[np.int32]  # of each
-    of_row: NDArray[np.int64]  # the first of each row, and after the last; (m + 1,)
+    ahead: int = 1  # units that a warp loads before it needs them
 
 
 def refusal(problem: Problem) -> str | None:
@@ -83,12 +77,12 @@ def refusal(problem: Problem) -> str | None:
         return f"needs a 16-bit dtype, not {problem.dtype.name}"
     if problem.device.arch_number < 80:
         return f"needs sm_80 or later, not {problem.device.arch}"
-    if problem.n != 1:
-        return "more than one column of B"
+    if problem.n > COLS[-1]:
+        return f"more than {COLS[-1]} columns of B"
     if (why := coded_refusal(problem)) is not None:
         return why
-    if problem.matrix.k > MAX_COLUMNS:
-        return f"more than {MAX_COLUMNS:,} columns of A"
+    if not plans(problem):
+        return f"{problem.matrix.k:,} columns of A, and as many rows of B do not fit in shared memory"
     return None
 
 
@@ -97,12 +91,19 @@ def plans(problem: Problem) -> list[SpmvPlan]:
     device = problem.device
     return [
         plan
-        for plan in (SpmvPlan(*axes) for axes in product(WARPS, BLOCKS))
-        if shared_bytes(plan, problem) <= device.shared_bytes_per_block
-        and plan.blocks * (shared_bytes(plan, problem) + device.reserved_shared_bytes) <= device.shared_bytes_per_sm
+        for plan in (SpmvPlan(*axes) for axes in product(WARPS, BLOCKS, AHEAD))
+        if split_of(plan, problem).rows
         and plan.blocks * plan.warps * WARP <= device.threads_per_sm
-        and registers_allowed(plan, problem) >= (40 if device.arch_number >= 90 else 72)  # else they spill
+        and registers_allowed(plan, problem) >= _registers_needed(plan, problem)
     ]
+
+
+def _registers_needed(plan: SpmvPlan, problem: Problem) -> int:
+    """Return the registers of a thread without spilling (ptxas 13.0)."""
+    cols = cols_of(problem)
+    if plan.ahead == 1:
+        return 40 if cols == 1 else 64
+    return 64 if cols <= 2 else 80
 
 
 def registers_allowed(plan: SpmvPlan, problem: Problem) -> int:
@@ -110,150 +111,210 @@ def registers_allowed(plan: SpmvPlan, problem: Problem) -> int:
     return min(255, problem.device.registers_per_sm // (WARP * plan.warps * plan.blocks) // 8 * 8)
 
 
-def _grid(plan: SpmvPlan, problem: Problem) -> int:
-    """Return the blocks: those that run at a time, or so many that each warp has a unit."""
-    matrix = problem.matrix
-    needed = ceil_div(matrix.nnz, plan.warps * UNIT_STEPS * WARP)
-    return max(1, min(matrix.m, needed, plan.blocks * problem.device.sms))
+class Split(NamedTuple):
+    """How a plan shares A: the blocks, and the most rows of one, 0 where shared memory has no room."""
+
+    grid: int
+    rows: int
 
 
-def _rows_of_block(plan: SpmvPlan, problem: Problem) -> int:
-    """Return the most rows that a block may have: shared memory has a sum for each."""
-    return 4 * ceil_div(problem.matrix.m, _grid(plan, problem))
+def split_of(plan: SpmvPlan, problem: Problem) -> Split:
+    """Return the blocks: those that run at a time, or so few that each warp has a unit; more where rows need them."""
+    matrix, device, together = problem.matrix, problem.device, plan.blocks * problem.device.sms
+    each = min(device.shared_bytes_per_sm // plan.blocks - device.reserved_shared_bytes, device.shared_bytes_per_block)
+    room = (each - shared_bytes(plan, problem, 0)) // (4 * WARP * cols_of(problem))
+    rows = max(0, min(MOST_ROWS, room, 4 * ceil_div(matrix.m, together)))
+    enough = max(ceil_div(matrix.m, max(1, rows)), min(matrix.m, ceil_div(matrix.nnz, plan.warps * STEPS * WARP)))
+    waves = ceil_div(matrix.m, max(1, rows) * together)
+    return Split(min(enough, together) if waves == 1 else waves * together, rows)
 
 
-def shared_bytes(plan: SpmvPlan, problem: Problem) -> int:
-    """Return the shared memory of a block: B, a sum for each row, and two for each warp."""
-    return 4 * ((ceil_div(problem.matrix.k, CHUNK) + 1) * CHUNK + _rows_of_block(plan, problem) + 2 * plan.warps)
+def shared_bytes(plan: SpmvPlan, problem: Problem, rows: int) -> int:
+    """Return the shared memory of a block: B, sums of each lane for each row and each warp, and the warps' turns."""
+    of_lanes = ceil_div(problem.matrix.k, WARP) + 1 + rows + plan.warps
+    return 4 * (WARP * cols_of(problem) * of_lanes + plan.warps)
 
 
-@lru_cache(maxsize=4)
-def steps_of(matrix: SparseMatrix) -> Steps:
-    """Cut each row into steps: up to 32 nonzeros within reach of the first one; a row without nonzeros has one too."""
-    indptr, column = matrix.indptr.astype(np.int64), matrix.indices
-    at, row = indptr[:-1].copy(), np.arange(matrix.m)
-    firsts, rows = [at.copy()], [row]
-    while True:
-        at = _after(column, at, indptr[row + 1])
-        left = at < indptr[row + 1]
-        if not left.any():
-            break
-        at, row = at[left], row[left]
-        firsts.append(at)
-        rows.append(row)
-    first, of = np.concatenate(firsts), np.concatenate(rows)
-    order = np.lexsort((first, of))
-    in_order = of[order].astype(np.int32)
-    of_row = np.searchsorted(in_order, np.arange(matrix.m + 1))
-    return Steps(np.append(first[order], matrix.nnz), in_order, of_row)
+def cols_of(problem: Problem) -> int:
+    """Return the columns of B in shared memory."""
+    return next(cols for cols in COLS if cols >= problem.n)
 
 
-def _after(column: NDArray[np.int32], at: NDArray[np.int64], end: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the nonzero after the step that begins at each of ``at``, in rows that end at ``end``."""
-    if not len(column):
-        return end
-    low, high = np.minimum(at + 1, end), np.minimum(at + WARP, end)
-    reach = column[np.minimum(at, len(column) - 1)] // FIRST * FIRST + REACH
-    while (low < high).any():  # of each, the last nonzero within reach
-        middle = (low + high + 1) // 2
-        is_near = column[middle - 1] < reach
-        low, high = np.where(is_near, middle, low), np.where(is_near, high, np.maximum(middle - 1, low))
-    return low
+#: Share of the memory bandwidth that is reached; microseconds before the first product and after the last; bytes that
+#: an SM must have asked for; and how much longer another column takes. Fitted to 4096 x 4096 to 8192 x 8192 at 50 to
+#: 80 % zeros on an H100.
+SHARE_OF_BANDWIDTH, START_MICROS, FLYING_BYTES, OF_COLUMN = 0.87, 0.9, 21_500.0, 0.025
 
-
-#: Share of the memory bandwidth that is reached; microseconds before the first product and after the last; and bytes
-#: that an SM must have asked for. Fitted to 4096 x 4096 to 28672 x 8192 at 50 to 90 % zeros on an H200.
-SHARE_OF_BANDWIDTH, START_MICROS, FLYING_BYTES = 0.85, 0.9, 24_576.0
+#: Fillers of a turn, in standard deviations of a lane's elements over the root of a block's rows: the largest of 32
+#: sums. By drawing zeros at random.
+FILLERS = 3.15
 
 
 def forecast(problem: Problem, plans: Sequence[SpmvPlan]) -> NDArray[np.float64]:
     """Predict microseconds of each plan: reading A, as fast as what its warps have asked for allows."""
-    matrix, device = problem.matrix, problem.device
-    density = matrix.nnz / max(1, matrix.m * matrix.k)
-    of_step = min(WARP, max(1.0, density * (REACH - FIRST)))  # nonzeros
-    steps = float(np.maximum(1, np.ceil(matrix.row_nnz / of_step)).sum())
+    return np.array([_micros(problem, plan) for plan in plans])
+
+
+def _micros(problem: Problem, plan: SpmvPlan) -> float:
+    matrix, device, grid = problem.matrix, problem.device, split_of(plan, problem).grid
+    lane_columns = ceil_div(matrix.k, WARP)
+    density = min(0.999, matrix.nnz / max(1, matrix.m * matrix.k))
+    skips = 1 / (1 - (1 - density) ** REACH) if density else 1.0  # elements to a nonzero
+    spread = np.sqrt(lane_columns * density * (1 - density) / max(1.0, matrix.m / grid))
+    elements = matrix.m * max(1.0, skips * lane_columns * density + FILLERS * spread)  # of a lane
     unit_bytes = unit_of(problem.values).itemsize
-    seconds = steps / UNIT_STEPS * unit_bytes / (SHARE_OF_BANDWIDTH * device.memory_bandwidth)
-    flying = np.array([_grid(plan, problem) / device.sms * plan.warps * unit_bytes for plan in plans])
-    return LAUNCH_MICROS + START_MICROS + 1e6 * seconds * np.maximum(1.0, FLYING_BYTES / flying)
+    seconds = elements / STEPS * unit_bytes / (SHARE_OF_BANDWIDTH * device.memory_bandwidth)
+    flying = grid / device.sms * plan.warps * plan.ahead * unit_bytes
+    slower = max(1.0, FLYING_BYTES / flying) * (1 + OF_COLUMN * (cols_of(problem) - 1))
+    return float(LAUNCH_MICROS + START_MICROS + 1e6 * seconds * slower)
 
 
 def pack_plan(problem: Problem, plan: SpmvPlan) -> PackedKernel:
     """Return the kernel of a plan."""
     epilogue, dtype = problem.epilogue, problem.dtype
-    places, units = arrays_of(problem, plan)
+    arrays, split = arrays_of(problem, plan), split_of(plan, problem)
+    entry = f"lospmm_spmv_n{problem.n}"
     settings: dict[str, int | str] = {
         **settings_of(problem.values),
+        "ENTRY": entry,
+        "N": problem.n,
+        "COLS": cols_of(problem),
         "WARPS": plan.warps,
-        "UNITS": units.shape[1],
+        "AHEAD": plan.ahead,
+        "UNITS": arrays.units.shape[1],
         "K": problem.matrix.k,
-        "MAX_ROWS": _rows_of_block(plan, problem),
+        "MAX_ROWS": split.rows,
         "FIRST_ARRAY": 2 * PLACES * 8,
         "ALIGNMENT": DATA_ALIGNMENT_BYTES,
     }
     return PackedKernel(
-        entry="lospmm_spmv",
+        entry=entry,
         source=source_of_template("spmv", settings, dtype=dtype, epilogue=epilogue),
-        data=pack((problem.matrix.m,), (places, units), epilogue=epilogue, scales=scales_of(problem)),
-        launch=Launch((1, _grid(plan, problem), 1), WARP * plan.warps, shared_bytes(plan, problem)),
+        data=pack((problem.matrix.m,), arrays, epilogue=epilogue, scales=scales_of(problem)),
+        launch=Launch((1, split.grid, 1), WARP * plan.warps, shared_bytes(plan, problem, split.rows)),
         registers=registers_allowed(plan, problem),
-        cols=1,
+        cols=problem.n,
         dtype=dtype,
         takes_residual=epilogue.residual,
     )
 
 
-def arrays_of(problem: Problem, plan: SpmvPlan) -> tuple[NDArray[np.void], NDArray[np.void]]:
-    """Return where each warp begins, (blocks, warps), and its units, (blocks x warps, units)."""
-    steps, bounds = steps_of(problem.matrix), bounds_of(problem, plan)
-    count = len(steps.row)
-    low, high = steps.of_row[bounds[:-1], np.newaxis], steps.of_row[bounds[1:], np.newaxis]
-    units = -(-(high - low) // UNIT_STEPS)
-    most = max(1, ceil_div(int(units.max()), plan.warps))
-    if len(units) * plan.warps * most > MOST_PADDING * max(plan.warps, int(units.sum())):
+class Arrays(NamedTuple):
+    """A in units: where each warp begins, (blocks, warps), its units, (blocks x warps, units), and the turns."""
+
+    places: NDArray[np.void]
+    units: NDArray[np.void]
+    lengths: NDArray[np.uint16]  # elements of each turn, (m,)
+    rows: NDArray[np.uint8]  # of each turn and lane, in the block, (m, 32)
+
+
+class Turns(NamedTuple):
+    """The rows of a block in turns."""
+
+    units: NDArray[np.void]
+    ends: NDArray[np.int64]  # of the turns, in elements; (rows,)
+    rows: NDArray[np.int64]  # of each turn and lane, (rows, 32)
+
+
+def arrays_of(problem: Problem, plan: SpmvPlan) -> Arrays:
+    """Return A as the kernel reads it. Raises Unsupported if one row has most of the nonzeros."""
+    bounds = bounds_of(problem, plan)
+    blocks = list(_blocks(problem, bounds))
+    needed = np.array([len(block.units) for block in blocks])
+    most = max(plan.ahead, ceil_div(int(needed.max()), plan.warps))
+    places = np.zeros((len(blocks), plan.warps), dtype=PLACE)
+    if places.size * most > MOST_PADDING * max(places.size * plan.ahead, int(needed.sum())):
         raise Unsupported("spmv: one row has too many of the nonzeros")
-    unit = most * np.arange(plan.warps)
-    first = np.minimum(low + unit * UNIT_STEPS, count - 1)
-    places = np.zeros((len(bounds) - 1, plan.warps), dtype=PLACE)
-    places["units"], places["row"] = np.clip(units - unit, 0, most), steps.row[first]
+    first = most * np.arange(plan.warps)
+    places["units"] = np.clip(needed[:, np.newaxis] - first, 0, most)
     places["block_row"], places["block_rows"] = bounds[:-1, np.newaxis], np.diff(bounds)[:, np.newaxis]
-    is_within = (first > low) & (steps.row[first] == steps.row[np.maximum(first - 1, 0)])
-    places["is_continued"] = is_within & (places["units"] > 0)
-    block = np.repeat(np.arange(len(bounds) - 1), (high - low)[:, 0])
-    at = block * (plan.warps * most * UNIT_STEPS) + np.arange(count) - low[block, 0]
-    return places, _units(problem, steps, at, places.size * most).reshape(places.size, most)
+    units = np.zeros((len(blocks), plan.warps * most), dtype=unit_of(problem.values))
+    if problem.values is not None:
+        units["values"] = problem.values.zero
+    for own, block, row, found in zip(places, blocks, bounds, units, strict=False):
+        found[: len(block.units)] = block.units
+        for place, start in zip(own, (first * STEPS).tolist(), strict=True):
+            turn = min(int(np.searchsorted(block.ends, start, side="right")), len(block.ends) - 1)
+            begin = int(block.ends[turn - 1]) if turn else 0
+            place["turn"], place["left"] = row + turn, max(1, block.ends[turn] - start)
+            if place["units"] and begin < start:
+                place["is_continued"] = 1
+                place["behind"] = _behind(block.units, begin, start)
+    lengths = np.concatenate([np.diff(block.ends, prepend=0) for block in blocks]).astype(np.uint16)
+    rows = np.concatenate([block.rows for block in blocks]).astype(np.uint8)
+    return Arrays(places, units.reshape(places.size, most), lengths, rows)
 
 
 def bounds_of(problem: Problem, plan: SpmvPlan) -> NDArray[np.int64]:
-    """Return the first row of each block, and m: blocks have alike numbers of steps, and sums for all of their rows."""
-    m, blocks, most = problem.matrix.m, _grid(plan, problem), _rows_of_block(plan, problem)
-    steps = steps_of(problem.matrix)
-    bounds = np.searchsorted(steps.of_row, np.arange(blocks + 1) * len(steps.row) / blocks)
+    """Return the first row of each block, and m: blocks have alike numbers of nonzeros, and sums for all their rows."""
+    m, (blocks, most) = problem.matrix.m, split_of(plan, problem)
+    work = np.cumsum(np.append(0, problem.matrix.row_nnz + WARP))
+    bounds: NDArray[np.int64] = np.searchsorted(work, np.arange(blocks + 1) * work[-1] / blocks)
     for block in range(blocks):
-        bounds[block + 1] = min(bounds[block + 1], bounds[block] + most)
+        bounds[block + 1] = min(max(bounds[block + 1], bounds[block] + 1), bounds[block] + most)
     bounds[-1] = m
     for block in reversed(range(blocks)):
-        bounds[block] = max(bounds[block], bounds[block + 1] - most)
+        bounds[block] = min(max(bounds[block], bounds[block + 1] - most), bounds[block + 1] - 1)
     return bounds
 
 
-def _units(problem: Problem, steps: Steps, at: NDArray[np.int64], units: int) -> NDArray[np.void]:
-    """Return ``units`` units, (units,), with the steps of A at the places ``at``."""
+def _blocks(problem: Problem, bounds: NDArray[np.int64]) -> Iterator[Turns]:
     matrix, dtype, values = problem.matrix, problem.dtype, problem.values
-    found = np.zeros(units, dtype=unit_of(values))
-    if values is not None:
-        found["values"] = values.zero
-    lengths = np.diff(steps.first)
-    (filled,) = np.nonzero(lengths)
-    column = np.full(len(lengths), ceil_div(matrix.k, CHUNK) * CHUNK)
-    column[filled] = matrix.indices[steps.first[filled]]
-    ends = np.append(steps.row[1:] != steps.row[:-1], True)
-    unit, step = np.divmod(at, UNIT_STEPS)
-    found["firsts"][unit, step] = column // FIRST + ROW_ENDS * ends
-    found["distances"][unit, :, step] = (column % FIRST)[:, np.newaxis]
-    lane = np.arange(matrix.nnz) - np.repeat(steps.first[:-1], lengths)
-    unit, step = np.repeat(unit, lengths), np.repeat(step, lengths)
+    zero = 0 if values is None else values.zero
     stored = dtype.to_storage(dtype.rounded(matrix.data)).view(np.uint16) if values is None else values.codes(matrix)
-    found["values"][unit, lane, step] = stored
-    found["distances"][unit, lane, step] = matrix.indices - np.repeat(column // FIRST * FIRST, lengths)
+    for row, after in pairwise(bounds):
+        own = slice(*matrix.indptr[[row, after]])
+        lane, place = matrix.indices[own] % WARP, matrix.indices[own] // WARP
+        of_row = np.repeat(np.arange(after - row, dtype=np.int32), np.diff(matrix.indptr[row : after + 1]))
+        key = (of_row * WARP + lane).astype(np.uint16)
+        order = np.argsort(key, kind="stable")  # a radix sort, of 16 bits
+        key, place = key[order], place[order]
+        behind = np.diff(place, prepend=-1)
+        (firsts,) = np.nonzero(np.diff(key, prepend=key[:1] + 1))
+        behind[firsts] = place[firsts] + 1
+        found, behinds = stored[own][order], behind.astype(np.uint8)
+        if len(behind) and behind.max() > REACH:
+            copies = -(-behind // REACH)  # elements up to each nonzero, and with it
+            last = np.cumsum(copies) - 1
+            key, behinds = np.repeat(key, copies), np.full(int(last[-1]) + 1, REACH, dtype=np.uint8)
+            behinds[last] = behind - REACH * (copies - 1)
+            with_skips = np.full(len(behinds), zero, dtype=stored.dtype)
+            with_skips[last] = found
+            found = with_skips
+        yield _in_turns(key, behinds, found, int(after - row), unit_of(values), zero)
+
+
+def _in_turns(
+    key: NDArray[np.uint16],
+    behinds: NDArray[np.uint8],
+    values: NDArray[np.uint16] | NDArray[np.uint8],
+    rows: int,
+    unit: np.dtype[np.void],
+    zero: int,
+) -> Turns:
+    """Lay elements of rows and lanes (``key``, ascending) in turns: the i-th longest of each lane together."""
+    counts = np.bincount(key, minlength=rows * WARP)
+    of_turn = np.argsort(-counts.reshape(rows, WARP), axis=0, kind="stable")
+    turn_of = np.empty_like(of_turn)
+    np.put_along_axis(turn_of, of_turn, np.arange(rows)[:, np.newaxis], axis=0)
+    ends = np.cumsum(np.maximum(STEPS, np.take_along_axis(counts.reshape(rows, WARP), of_turn, axis=0).max(axis=1)))
+    begins = np.append(0, ends[:-1])[turn_of].reshape(-1) - (np.cumsum(counts) - counts)
+    at = begins.astype(np.int32)[key] + np.arange(len(key), dtype=np.int32)
+    at += (at // STEPS * (WARP - 1) + key % WARP) * STEPS  # of its unit, its lane, its step
+    count = ceil_div(int(ends[-1]), STEPS)
+    in_place = np.full((count, WARP, STEPS), zero, dtype=values.dtype)
+    in_place.reshape(-1)[at] = values
+    steps = np.zeros((count, WARP, STEPS), dtype=np.uint8)
+    steps.reshape(-1)[at] = behinds
+    units = np.empty(count, dtype=unit)
+    units["values"], units["behinds"] = in_place, steps[..., ::2] | steps[..., 1::2] << 4
+    return Turns(units, ends, of_turn)
+
+
+def _behind(units: NDArray[np.void], begin: int, start: int) -> NDArray[np.int64]:
+    """Return the row of B that each lane read last of the elements from ``begin`` up to ``start``, (32,)."""
+    first = begin // STEPS
+    pairs = units["behinds"][first : ceil_div(start, STEPS)]
+    steps = np.stack([pairs & 15, pairs >> 4], axis=-1).transpose(0, 2, 3, 1).reshape(-1, WARP)
+    found: NDArray[np.int64] = steps[begin - first * STEPS : start - first * STEPS].sum(axis=0, dtype=np.int64)
     return found

@@ -1,6 +1,4 @@
-"""The spmv family on the CPU, against float64: plans, both types, every epilogue, rows of any length."""
-
-from itertools import pairwise
+"""The spmv family on the CPU, against float64: plans, both types, every epilogue, columns, rows of any length."""
 
 import numpy as np
 import pytest
@@ -10,7 +8,7 @@ from hypothesis import strategies as st
 from lospmm.cpu.block import execute_packed
 from lospmm.errors import Unsupported
 from lospmm.families import spmv
-from lospmm.families.spmv import SpmvPlan, arrays_of, bounds_of, forecast, pack_plan, plans, refusal, steps_of
+from lospmm.families.spmv import STEPS, SpmvPlan, arrays_of, bounds_of, forecast, pack_plan, plans, refusal, split_of
 from lospmm.matrix.csr import SparseMatrix, from_coo, from_dense
 from lospmm.problem.convolution import Convolution
 from lospmm.problem.device import DEVICES
@@ -27,10 +25,13 @@ HALF = DTYPES["float16"]
 BASE = SpmvPlan(warps=8, blocks=1)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("plan", [SpmvPlan(8, 1), SpmvPlan(16, 3)], ids=str)
-def test_both_types_and_blocks_of_several_rows(plan: SpmvPlan, dtype: str) -> None:
-    problem = plain(pruned(900, 250, 0.3, seed=1, empty_rows=0.1, dense_row=True), 1, DTYPES[dtype])
+@pytest.mark.parametrize(
+    ("plan", "n", "dtype"),
+    covering([SpmvPlan(8, 1), SpmvPlan(16, 3), SpmvPlan(32, 1, ahead=2)], [1, 2, 3, 4], ["float16", "bfloat16"]),
+    ids=str,
+)
+def test_both_types_columns_and_blocks_of_several_rows(plan: SpmvPlan, n: int, dtype: str) -> None:
+    problem = plain(pruned(900, 250, 0.3, seed=1, empty_rows=0.1, dense_row=True), n, DTYPES[dtype])
     assert error_of(problem, pack_plan(problem, plan)) < 1
 
 
@@ -44,9 +45,9 @@ def test_long_short_and_empty_rows(m: int, k: int, density: float) -> None:
 
 
 @settings(max_examples=8)
-@given(matrices(max_m=70, max_k=700), st.sampled_from(["float16", "bfloat16"]))
-def test_any_matrix(matrix: SparseMatrix, dtype: str) -> None:
-    problem = plain(matrix, 1, DTYPES[dtype])
+@given(matrices(max_m=70, max_k=700), st.sampled_from(["float16", "bfloat16"]), st.integers(1, 4))
+def test_any_matrix(matrix: SparseMatrix, dtype: str, n: int) -> None:
+    problem = plain(matrix, n, DTYPES[dtype])
     assert error_of(problem, pack_plan(problem, BASE)) < 1
 
 
@@ -58,33 +59,41 @@ def test_every_epilogue(relu: bool, residual: bool, bias: bool) -> None:
 
 
 @settings(max_examples=40)
-@given(matrices(max_m=60, max_k=900))
-def test_a_step_has_neighbours_of_one_row(matrix: SparseMatrix) -> None:
-    """All nonzeros, in order, as many to a step as a warp has lanes or a byte reaches; at least one step for a row."""
-    steps = steps_of(matrix)
-    assert steps.first[0] == 0 and steps.first[-1] == matrix.nnz and set(steps.row) == set(range(matrix.m))
-    for first, after, row in zip(steps.first[:-1], steps.first[1:], steps.row, strict=True):
-        assert matrix.indptr[row] <= first and after <= matrix.indptr[row + 1]
-        if after < matrix.indptr[row + 1]:  # no room for the next one
-            start = matrix.indices[first] // 4 * 4
-            assert after - first == 32 or matrix.indices[after] >= start + 256
-            assert matrix.indices[after - 1] < start + 256
-
-
-@settings(max_examples=40)
-@given(matrices(max_m=400, max_k=90), st.sampled_from([SpmvPlan(8, 1), SpmvPlan(16, 2)]))
-def test_blocks_and_warps_have_all_rows_once(matrix: SparseMatrix, plan: SpmvPlan) -> None:
+@given(matrices(max_m=400, max_k=900), st.sampled_from([SpmvPlan(8, 1), SpmvPlan(16, 2), SpmvPlan(32, 1, ahead=2)]))
+def test_the_warps_of_all_blocks_have_all_nonzeros_once(matrix: SparseMatrix, plan: SpmvPlan) -> None:
+    """Each lane's columns in order, in turns of a unit at least; what a warp begins with is where another stopped."""
     problem = plain(matrix, 1, HALF)
-    bounds = bounds_of(problem, plan)
-    assert bounds[0] == 0 and bounds[-1] == matrix.m and (np.diff(bounds) >= 0).all()
-    places, units = arrays_of(problem, plan)
-    assert places.shape == (len(bounds) - 1, plan.warps) and places["units"].max() <= units.shape[1]
-    steps = np.bincount(steps_of(matrix).row, minlength=matrix.m)
-    of_blocks = [steps[low:high].sum() for low, high in pairwise(bounds)]
-    assert places["units"].sum(axis=1).tolist() == [-(-count // 8) for count in of_blocks]
+    bounds, (grid, most) = bounds_of(problem, plan), split_of(plan, problem)
+    assert (bounds[0], bounds[-1], len(bounds)) == (0, matrix.m, grid + 1)
+    assert (np.diff(bounds) > 0).all() and np.diff(bounds).max() <= most
+    arrays = arrays_of(problem, plan)
+    assert arrays.lengths.min() >= STEPS
+    room = arrays.units.shape[1] * STEPS
+    found = np.zeros((matrix.m, matrix.k + 32 * 16), np.float32)
+    for block, first in enumerate(bounds[:-1]):
+        units = arrays.units.reshape(len(arrays.places), -1)[block]
+        values = units["values"].transpose(0, 2, 1).reshape(-1, 32).view(np.float16)
+        pairs = units["behinds"].transpose(0, 2, 1)
+        behinds = np.stack([pairs & 15, pairs >> 4], axis=2).reshape(-1, 32)
+        ends = np.cumsum(arrays.lengths[first : bounds[block + 1]].astype(int))
+        assert arrays.places["units"][block].sum() == -(-ends[-1] // STEPS)
+        for turn, end in enumerate(ends, start=int(first)):
+            begin = end - int(arrays.lengths[turn])
+            at = behinds[begin:end].cumsum(axis=0, dtype=int)
+            rows = first + arrays.rows[turn].astype(int)
+            columns = np.where(values[begin:end] != 0, (at - 1) * 32 + np.arange(32), matrix.k)
+            np.add.at(found, (np.broadcast_to(rows, at.shape), columns), values[begin:end])
+            for warp in range(-(-begin // room), -(-end // room)):  # those that begin in the turn
+                place = arrays.places[block, warp]
+                read = behinds[begin : warp * room].sum(axis=0, dtype=int)
+                assert (place["turn"], place["left"]) == (turn, end - warp * room)
+                assert place["is_continued"] == (begin < warp * room) and (place["behind"] == read).all()
+        assert not values[ends[-1] :].any()
+    expected = matrix.to_scipy().toarray().astype(np.float16).astype(np.float32)
+    assert (found[:, : matrix.k] == expected).all() and not found[:, matrix.k :].any()
 
 
-def test_what_is_not_a_number_stays_in_its_rows() -> None:
+def test_what_is_not_a_number_stays_in_rows_with_near_nonzeros() -> None:
     problem = plain(pruned(60, 200, 0.3, seed=6, empty_rows=0.2, dense_row=True), 1, HALF)
     b = np.ones((200, 1), np.float32)
     b[[0, 70]] = np.nan
@@ -95,18 +104,19 @@ def test_what_is_not_a_number_stays_in_its_rows() -> None:
 
 def test_a_row_with_nearly_all_nonzeros() -> None:
     """Room for all blocks is that of the largest, and a block has whole rows."""
-    rows = np.concatenate([np.zeros(60_000, int), np.arange(1, 3000)])
-    cols = np.concatenate([np.arange(60_000), np.arange(2999)])
-    problem = plain(from_coo((3000, 60_000), rows, cols, np.ones(len(rows))), 1, HALF)
+    rows = np.concatenate([np.zeros(50_000, int), np.arange(1, 132)])
+    cols = np.concatenate([np.arange(50_000), np.arange(131)])
+    problem = plain(from_coo((132, 50_000), rows, cols, np.ones(len(rows))), 1, HALF)
     with pytest.raises(Unsupported, match="one row has too many"):
-        pack_plan(problem, SpmvPlan(8, 3))
+        pack_plan(problem, SpmvPlan(32, 1))
 
 
 def test_plans_fit_and_denser_takes_longer() -> None:
-    for m, k in ((512, 1024), (1, 1), (8, 30_000)):
-        problem = plain(pruned(m, k, 0.5, seed=7), 1, HALF)
+    for m, k, n in ((512, 1024, 1), (1, 1, 1), (8, 30_000, 1), (28_672, 96, 4)):
+        problem = plain(pruned(m, k, 0.5, seed=7), n, HALF)
         found = plans(problem)
-        assert found and all(spmv.shared_bytes(plan, problem) <= H200.shared_bytes_per_block for plan in found)
+        shared = [spmv.shared_bytes(plan, problem, split_of(plan, problem).rows) for plan in found]
+        assert found and max(shared) <= H200.shared_bytes_per_block
         assert (forecast(problem, found) > 0).all()
     thin, dense = (plain(pruned(2048, 2048, density, seed=8), 1, HALF) for density in (0.1, 1.0))
     assert forecast(thin, plans(thin)).min() < forecast(dense, plans(dense)).min()
@@ -117,16 +127,17 @@ def test_what_it_has_no_kernel_for() -> None:
     convolution = Convolution(batch=1, channels=1, height=4, width=4, kernel_height=3, kernel_width=3)
     assert refusal(Problem(matrix, convolution.n, H200, convolution)) == "no convolutions"
     assert refusal(plain(matrix, 1)) == "needs a 16-bit dtype, not float32"
-    assert refusal(plain(matrix, 2, HALF)) == "more than one column of B"
-    wide = from_coo((1, 131_065), np.zeros(1, int), np.full(1, 7), np.ones(1))
-    assert refusal(plain(wide, 1, HALF)) == "more than 131,064 columns of A"
+    assert refusal(plain(matrix, 5, HALF)) == "more than 4 columns of B"
+    wide = from_coo((1, 60_000), np.zeros(1, int), np.full(1, 7), np.ones(1))
+    assert refusal(plain(wide, 1, HALF)) == "60,000 columns of A, and as many rows of B do not fit in shared memory"
     assert "sm_75" in str(refusal(Problem(matrix, 1, DEVICES["rtx2080ti"], dtype=HALF)))
     assert refusal(Problem(matrix, 1, DEVICES["a100"], dtype=HALF)) is None
 
 
 @pytest.mark.parametrize("device", ["h200", pytest.param("a100", marks=pytest.mark.slow)])
 def test_the_tightest_plan_does_not_spill(device: str) -> None:
-    problem = Problem(from_dense(np.ones((64, 64))), 1, DEVICES[device], dtype=HALF)
-    kernel = pack_plan(problem, max(plans(problem), key=lambda plan: plan.warps * plan.blocks))
-    binary = binary_of(kernel, problem.device.arch)
-    assert (binary.spill_bytes, binary.stack_bytes) == (0, 0)
+    for n, ahead in ((1, 1), (2, 2), (4, 1)):
+        problem = Problem(from_dense(np.ones((64, 64))), n, DEVICES[device], dtype=HALF)
+        most = max((plan for plan in plans(problem) if plan.ahead == ahead), key=lambda plan: plan.warps * plan.blocks)
+        binary = binary_of(pack_plan(problem, most), problem.device.arch)
+        assert (binary.spill_bytes, binary.stack_bytes) == (0, 0)

@@ -1,161 +1,215 @@
 
-// A times one column, B in shared memory as float32: the lanes of a warp take consecutive nonzeros of a row.
+// A times a few columns, B in shared memory as float32: a lane of a warp takes the columns of A that lie in its banks.
 //
-// A step is 32 nonzeros of one row, or fewer whose columns lie within reach of a byte: the other lanes multiply the first
-// one's row of B by 0. A nonzero has a byte, the distance from a multiple of 4 that is 15 bits of the step; the 16th says
-// that the row ends. A unit is eight steps: 16 bytes of values for each lane, or 8 of codes, 8 of distances, then the
-// steps' columns.
+// Lane l has columns l, l + 32, l + 64 ... of a row, so all lanes read B at once. An element is a value and four bits: how many
+// of its lane's columns it lies behind the element before. 0 is a filler, which reads again what was read last (at the
+// beginning of a row: zeros); a nonzero further away than 15 comes behind values of 0. A unit is eight elements of each lane:
+// 16 bytes of values for each, or 8 of codes, then 4 of steps.
 //
-// A block multiplies whole rows; its warps have UNITS units each, the last ones fewer. What several warps have of a row is
-// added in the order of the warps.
+// A block multiplies whole rows. Each of its lanes walks them in an order of its own, those with many of its elements first,
+// so that at any time all lanes have as many left: a *turn* is one row of each lane, with as many elements as the longest of
+// them, and a unit at least. The turns of a block lie one after another and its warps share them evenly, whatever the rows'
+// lengths. What several warps have of a turn is added in the order of the warps, and what the lanes have of a row in the order
+// of the lanes from the row's own on.
 //
-// A load that has to wait for another costs a short kernel a part of its time, so both arrays lie where no load says.
+// A load that has to wait for another costs a short kernel a part of its time, so the first arrays lie where no load says.
 //
-// Numbers: m. Arrays: where each warp begins, blocks x WARPS; the units, WARPS x UNITS of each block.
+// Numbers: m. Arrays: where each warp begins, blocks x WARPS; the units, WARPS x UNITS of each block; the elements of each
+// turn, m; each lane's row of it in the block, m x 32.
 
 constexpr int THREADS = 32 * WARPS, STEPS = 8;
-constexpr int DISTANCES_AT = PAIR_BYTES * 128, FIRSTS_AT = DISTANCES_AT + 256, UNIT_BYTES = FIRSTS_AT + 16;
-constexpr int ZERO = (K + 7) / 8 * 8;             // a row of B of zeros, for rows of A without nonzeros
-constexpr int SUMS_AT = ZERO * 4 + 32;            // a sum for each row of the block
-constexpr int PARTS_AT = SUMS_AT + MAX_ROWS * 4;  // of rows that several warps share: two for each warp
+constexpr int BEHINDS_AT = PAIR_BYTES * 128, UNIT_BYTES = BEHINDS_AT + 128;
+constexpr int LOG_COLS = COLS == 1 ? 0 : COLS == 2 ? 1 : 2;
+constexpr int ROW_BYTES = 128 * COLS;                       // of B for a column of A of each lane; of their sums
+constexpr int PARTS_AT = ((K + 31) / 32 + 1) * ROW_BYTES;   // behind zeros and B: of each row of the block, each lane's sums
+constexpr int SHARED_AT = PARTS_AT + MAX_ROWS * ROW_BYTES;  // of turns that an earlier warp began, by warp
+constexpr int TURNS_AT = SHARED_AT + WARPS * ROW_BYTES;     // and which turn that is, or -1
+constexpr int FOREVER = 1 << 30;
 
 struct Place {
-  unsigned units;                   // of the warp
-  unsigned row;                     // of which the first unit is
-  unsigned block_row, block_rows;   // the first row of the block, and how many it has
-  unsigned is_continued;            // whether an earlier warp has the beginning of that row
-  unsigned unused[3];
+  unsigned short behind[32];       // the row of B that each lane read last
+  unsigned units;                  // of the warp
+  unsigned turn, left;             // the first, and how many elements of it there are
+  unsigned is_continued;           // whether an earlier warp has its beginning
+  unsigned block_row, block_rows;  // the first row of the block, and how many it has
+  unsigned unused[2];
 };
 
 struct Unit {
   Word<PAIR_BYTES * 4>::type values;
-  uint4 firsts;
-  uint2 distances;
+  unsigned behinds;
 };
 
 LOSPMM_INLINE void load(Unit &unit, const unsigned char *from) {
   const int lane = threadIdx.x % 32;
   unit.values = __ldcs(reinterpret_cast<const Word<PAIR_BYTES * 4>::type *>(from) + lane);
-  unit.distances = __ldcs(reinterpret_cast<const uint2 *>(from + DISTANCES_AT) + lane);
-  unit.firsts = __ldcs(reinterpret_cast<const uint4 *>(from + FIRSTS_AT));
+  unit.behinds = __ldcs(reinterpret_cast<const unsigned *>(from + BEHINDS_AT) + lane);
 }
 
 LOSPMM_INLINE unsigned word(const uint4 &words, int at) {
   return at == 0 ? words.x : at == 1 ? words.y : at == 2 ? words.z : words.w;
 }
 
-// The values of two steps, as halves where they are codes.
+// The value of a step; of two at a time, as halves where they are codes.
 LOSPMM_INLINE unsigned pair_of(const uint4 &values, int at) { return word(values, at); }
 LOSPMM_INLINE unsigned pair_of(const uint2 &codes, int at) {
   const unsigned two = (at < 2 ? codes.x : codes.y) >> at % 2 * 16;
   return INT8 ? lospmm_halves_of_int8(two) : lospmm_halves_of_fp8(two);
 }
-
-// A bit for each step, whether its row ends.
-LOSPMM_INLINE unsigned row_ends(const uint4 &firsts) {
-  unsigned ends = 0;
-#pragma unroll
-  for (int at = 0; at < STEPS / 2; ++at)
-    ends |= (word(firsts, at) >> 15 & 1) << 2 * at | word(firsts, at) >> 31 << (2 * at + 1);
-  return ends;
+LOSPMM_INLINE float value_of(const Unit &unit, int step) {
+  const unsigned pair = pair_of(unit.values, step / 2);
+  return step % 2 ? lospmm_second(pair) : lospmm_first(pair);
 }
 
-LOSPMM_INLINE float of_warp(float sum) {
-#pragma unroll
-  for (int apart = 16; apart; apart /= 2) sum += __shfl_xor_sync(~0u, sum, apart);
-  return sum;
+// How far behind the element before that of a step is, in bytes of B.
+LOSPMM_INLINE unsigned bytes_behind(const Unit &unit, int step) {
+  const int right = 4 * step - 7 - LOG_COLS;
+  return (right < 0 ? unit.behinds << -right : unit.behinds >> right) & 15 * ROW_BYTES;
 }
 
-LOSPMM_KERNEL(lospmm_spmv) {
+// What is ``offset`` bytes into shared memory.
+LOSPMM_INLINE float &shared_float(unsigned offset) { return *reinterpret_cast<float *>(lospmm_shared + offset); }
+
+// Sums of a row's columns of C.
+struct Sums {
+  float of[COLS];
+};
+
+// Add the value of a step times its row of B, ``at`` bytes into shared memory.
+LOSPMM_INLINE void multiply(Sums &sums, const Unit &unit, int step, unsigned at) {
+  const float value = value_of(unit, step);
+  const Sums right = *reinterpret_cast<const Sums *>(__builtin_assume_aligned(lospmm_shared + at, 4 * COLS));
+#pragma unroll
+  for (int col = 0; col < COLS; ++col) sums.of[col] += value * right.of[col];
+}
+
+// A lane's sums of a row, or a warp's, lie a column behind the other.
+LOSPMM_INLINE void store(unsigned offset, const Sums &sums) {
+#pragma unroll
+  for (int col = 0; col < COLS; ++col) shared_float(offset + col * 128) = sums.of[col];
+}
+
+// An element of B as float32.
+LOSPMM_INLINE void put(int at, float value) {
+  shared_float(ROW_BYTES + (COLS == N ? at : at / N * COLS + at % N) * 4) = value;
+}
+
+LOSPMM_KERNEL(ENTRY) {
 #if !RESIDUAL
   const Element *residual = nullptr;
 #endif
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int warp = threadIdx.x / 32;
+  const unsigned lane = threadIdx.x % 32, zeros = lane * (4 * COLS);
   const unsigned char *arrays = lospmm_data + FIRST_ARRAY;
-  const Place *places = reinterpret_cast<const Place *>(arrays) + blockIdx.y * WARPS;
-  const Place *mine = places + warp;
+  const Place *place = reinterpret_cast<const Place *>(arrays) + blockIdx.y * WARPS + warp;
   const int bytes_of_places = static_cast<int>(gridDim.y) * WARPS * static_cast<int>(sizeof(Place));
   const unsigned char *from = arrays + (bytes_of_places + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT +
                               (blockIdx.y * WARPS + warp) * (1ll * UNITS * UNIT_BYTES);
-  Unit next;
-  load(next, from);
-  const int units = static_cast<int>(mine->units);
-  const int block_row = static_cast<int>(mine->block_row), rows = static_cast<int>(mine->block_rows);
-  int row = static_cast<int>(mine->row) - block_row;
-
-  float *right = reinterpret_cast<float *>(lospmm_shared);
-  float *sums = reinterpret_cast<float *>(lospmm_shared + SUMS_AT);
-  float *parts = reinterpret_cast<float *>(lospmm_shared + PARTS_AT);
-  if constexpr (K % 8 == 0) {
-#pragma unroll 2
-    for (int at = threadIdx.x; at < K / 8; at += THREADS) {
-      const uint4 eight = __ldg(reinterpret_cast<const uint4 *>(b) + at);
+  Unit ahead[AHEAD];
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const unsigned low = half ? eight.z : eight.x, high = half ? eight.w : eight.y;
-        reinterpret_cast<float4 *>(right)[at * 2 + half] =
-            make_float4(lospmm_first(low), lospmm_second(low), lospmm_first(high), lospmm_second(high));
+  for (int one = 0; one < AHEAD; ++one) load(ahead[one], from + one * UNIT_BYTES);
+  from += AHEAD * UNIT_BYTES;
+  const int units = static_cast<int>(place->units);
+  const int block_row = static_cast<int>(place->block_row), rows = static_cast<int>(place->block_rows);
+  const int last = block_row + rows - 1;  // turn of the block
+  const unsigned short *lengths = lospmm_array<unsigned short>(2);
+  const unsigned char *rows_of_turns = lospmm_array<unsigned char>(3) + lane;
+  int turn = static_cast<int>(place->turn), left = static_cast<int>(place->left);
+  unsigned at = place->behind[lane] * ROW_BYTES + zeros;
+  bool is_shared = place->is_continued;
+  unsigned row = __ldg(rows_of_turns + turn * 32ll);
+  int next_length = __ldg(lengths + min(turn + 1, last));
+  unsigned next_row = __ldg(rows_of_turns + min(turn + 1, last) * 32ll);
+
+  for (int at = threadIdx.x; at < 32 * COLS; at += THREADS) shared_float(at * 4) = 0;
+  if constexpr (K * N % 8 == 0) {
+#pragma unroll 2
+    for (int at = threadIdx.x; at < K * N / 8; at += THREADS) {
+      const uint4 eight = __ldg(reinterpret_cast<const uint4 *>(b) + at);
+      if constexpr (COLS == N) {
+        float4 *to = reinterpret_cast<float4 *>(lospmm_shared + ROW_BYTES) + at * 2;
+        to[0] = make_float4(lospmm_first(eight.x), lospmm_second(eight.x), lospmm_first(eight.y), lospmm_second(eight.y));
+        to[1] = make_float4(lospmm_first(eight.z), lospmm_second(eight.z), lospmm_first(eight.w), lospmm_second(eight.w));
+      } else {
+#pragma unroll
+        for (int two = 0; two < 4; ++two) {
+          put(at * 8 + two * 2, lospmm_first(word(eight, two)));
+          put(at * 8 + two * 2 + 1, lospmm_second(word(eight, two)));
+        }
       }
     }
   } else {
 #pragma unroll 1
-    for (int at = threadIdx.x; at < K; at += THREADS) right[at] = lospmm_float(__ldg(b + at));
+    for (int at = threadIdx.x; at < K * N; at += THREADS) put(at, lospmm_float(__ldg(b + at)));
   }
-  if (threadIdx.x == 0) right[ZERO] = 0;
+  if constexpr (COLS != N)  // what no column of C uses is not read as a number either
+    for (int at = threadIdx.x; at < K; at += THREADS) shared_float(ROW_BYTES + (at * COLS + N) * 4) = 0;
+  int *turns = reinterpret_cast<int *>(lospmm_shared + TURNS_AT);
+  if (lane == 0) turns[warp] = is_shared ? turn : -1;
   __syncthreads();
 
-  bool is_shared = mine->is_continued, is_open = false;
-  float sum = 0;
+  Sums sums = {};
+  const unsigned own = lane * 4, mine = SHARED_AT + warp * ROW_BYTES + own;
+  int length = left + 1;  // of the turn; of the first one it has some
 #pragma unroll 1
-  for (int unit = 0; unit < units; ++unit) {
-    float products[STEPS];
+  for (int unit = 0; unit < units; unit += AHEAD) {
+    Unit batch[AHEAD];
 #pragma unroll
-    for (int step = 0; step < STEPS; ++step) {
-      const unsigned pair = pair_of(next.values, step / 2), both = word(next.firsts, step / 2);
-      const unsigned first = (step % 2 ? both >> 16 : both) & 0x7FFF;
-      const unsigned distance = (step < 4 ? next.distances.x : next.distances.y) >> step % 4 * 8 & 0xFF;
-      products[step] = (step % 2 ? lospmm_second(pair) : lospmm_first(pair)) * right[first * 4 + distance];
+    for (int one = 0; one < AHEAD; ++one) {
+      batch[one] = ahead[one];
+      if (unit + AHEAD + one < units) load(ahead[one], from + one * UNIT_BYTES);
     }
-    const unsigned ends = row_ends(next.firsts);
-    is_open = !(ends >> (STEPS - 1));
-    from += UNIT_BYTES;
-    if (unit + 1 < units) load(next, from);
-    if (ends == 0) {
+    from += AHEAD * UNIT_BYTES;
 #pragma unroll
-      for (int step = 0; step < STEPS; ++step) sum += products[step];
-    } else {
-#pragma unroll 1  // the code of a kernel is read from memory too
-      for (int step = 0; step < STEPS; ++step) {
-        sum += products[0];
+    for (int one = 0; one < AHEAD; ++one) {
+      const Unit &now = batch[one];
+      if (one > 0 && unit + one >= units) break;
+      if (left > STEPS) {
 #pragma unroll
-        for (int later = 1; later < STEPS; ++later) products[later - 1] = products[later];
-        if (ends >> step & 1) {
-          sum = of_warp(sum);
-          if (lane == 0) *(is_shared ? parts + 2 * warp : sums + row) = sum;
-          sum = 0;
-          is_shared = false;
-          ++row;
+        for (int step = 0; step < STEPS; ++step) {
+          at += bytes_behind(now, step);
+          multiply(sums, now, step, at);
         }
+        left -= STEPS;
+      } else {  // the turn ends here
+        Sums before = sums;
+#pragma unroll
+        for (int step = 0; step < STEPS; ++step) {
+          if (step == left) before = sums, sums = {}, at = zeros;
+          at += bytes_behind(now, step);
+          multiply(sums, now, step, at);
+        }
+        if (left == STEPS) before = sums, sums = {}, at = zeros;
+        store(is_shared ? mine : PARTS_AT + row * ROW_BYTES + own, before);
+        is_shared = false;
+        length = turn == last ? FOREVER : next_length;  // behind the last are fillers
+        left += length - STEPS;
+        row = next_row;
+        ++turn;
+        next_length = __ldg(lengths + min(turn + 1, last));
+        next_row = __ldg(rows_of_turns + min(turn + 1, last) * 32ll);
       }
     }
   }
-  if (is_open) {
-    sum = of_warp(sum);
-    if (lane == 0) parts[2 * warp + !is_shared] = sum;
-  }
+  const bool is_open = units > 0 && turn <= last && left < length;
+  if (is_open && is_shared) store(mine, sums);
   __syncthreads();
-
-  if (lane == 0 && is_open && !is_shared && row < rows) {  // the row begins here, and others have the rest
-    sum = parts[2 * warp + 1];
+  if (is_open && !is_shared) {  // it begins here, and others have the rest
 #pragma unroll 1
-    for (int other = warp + 1; other < WARPS; ++other) {
-      if (!places[other].is_continued || static_cast<int>(places[other].row) != row + block_row) break;
-      sum += parts[2 * other];
-    }
-    sums[row] = sum;
+    for (int other = warp + 1; other < WARPS && turns[other] == turn; ++other)
+#pragma unroll
+      for (int col = 0; col < COLS; ++col)
+        sums.of[col] += shared_float(SHARED_AT + other * ROW_BYTES + col * 128 + own);
+    store(PARTS_AT + row * ROW_BYTES + own, sums);
   }
   __syncthreads();
 #pragma unroll 1
-  for (int at = threadIdx.x; at < rows; at += THREADS)
-    c[block_row + at] = lospmm_finished(sums[at], block_row + at, block_row + at, residual);
+  for (int part = threadIdx.x; part < rows * COLS; part += THREADS) {
+    const int of_row = block_row + part / COLS, col = part % COLS;
+    if (col >= N) continue;
+    float sum = 0;
+#pragma unroll 8
+    for (int other = 0; other < 32; ++other) sum += shared_float(PARTS_AT + part * 128 + (part + other) % 32 * 4);
+    c[of_row * static_cast<long long>(N) + col] = lospmm_finished(sum, of_row, of_row * static_cast<long long>(N) + col, residual);
+  }
 }
