@@ -208,7 +208,7 @@ class Arrays(NamedTuple):
     rows: NDArray[np.uint8]  # of each turn and lane, in the block, (m, 32)
 
 
-class Turns(NamedTuple):
+class BlockTurns(NamedTuple):
     """The rows of a block in turns."""
 
     units: NDArray[np.void]
@@ -258,7 +258,7 @@ def bounds_of(problem: Problem, plan: SpmvPlan) -> NDArray[np.int64]:
     return bounds
 
 
-def _blocks(problem: Problem, bounds: NDArray[np.int64]) -> Iterator[Turns]:
+def _blocks(problem: Problem, bounds: NDArray[np.int64]) -> Iterator[BlockTurns]:
     matrix, dtype, values = problem.matrix, problem.dtype, problem.values
     zero = 0 if values is None else values.zero
     stored = dtype.to_storage(dtype.rounded(matrix.data)).view(np.uint16) if values is None else values.codes(matrix)
@@ -291,7 +291,7 @@ def _in_turns(
     rows: int,
     unit: np.dtype[np.void],
     zero: int,
-) -> Turns:
+) -> BlockTurns:
     """Lay elements of rows and lanes (``key``, ascending) in turns: the i-th longest of each lane together."""
     counts = np.bincount(key, minlength=rows * WARP)
     of_turn = np.argsort(-counts.reshape(rows, WARP), axis=0, kind="stable")
@@ -308,7 +308,7 @@ def _in_turns(
     steps.reshape(-1)[at] = behinds
     units = np.empty(count, dtype=unit)
     units["values"], units["behinds"] = in_place, steps[..., ::2] | steps[..., 1::2] << 4
-    return Turns(units, ends, of_turn)
+    return BlockTurns(units, ends, of_turn)
 
 
 def _behind(units: NDArray[np.void], begin: int, start: int) -> NDArray[np.int64]:

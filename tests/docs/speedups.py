@@ -79,12 +79,21 @@ def decode() -> str:
         cells = (
             f"{times(gains(some))}, {mean([one['of_roof'] for one in some]):.2f}"
             + (f", {times(pruned)}" if (pruned := gains(some, pruned_micros)) else "")
-            for some in own.values()
+            + ("*" if len(some) < len(SHAPES) else "")
+            if (some := own.get(zeros))
+            else "-"
+            for zeros in sparsities(found)
         )
         names = dict.fromkeys(one["family"] for some in own.values() for one in some)
-        lines.append((f"{n:,}", *cells, ", ".join(f"`{name}`" for name in names)))
-    heads = ("N", *(f"{zeros:.0%} zeros" for zeros in sparsities(found)), "fastest families")
+        lines.append((f"{n:,}", *cells, ", ".join(f"`{name}`" for name in names), _gpu([*own.values()][0])))
+    heads = ("N", *(f"{zeros:.0%} zeros" for zeros in sparsities(found)), "fastest families", "GPU")
     return table(heads, lines)
+
+
+def _gpu(found: Sequence[Record]) -> str:
+    """The GPU of lines that are all of one."""
+    (device,) = {one["machine"]["device"].upper() for one in found}
+    return device
 
 
 def one_copy() -> str:
@@ -212,7 +221,7 @@ def _language_models() -> list[Line]:
         for n in columns:
             own = groups(found, n)
             figures = _several(times([gain(one) for one in own[zeros]]) for zeros in SPARSITIES)
-            title = f"LLM {what}, float16, N={n:,}"
+            title = f"LLM {what}, float16, N={n:,}" + (", H100" if _gpu(own[SPARSITIES[0]]) == "H100" else "")
             lines.append((title, "cuBLAS", _several(f"{zeros:.0%}" for zeros in SPARSITIES), figures))
     return lines
 
