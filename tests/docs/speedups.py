@@ -85,7 +85,7 @@ def decode() -> str:
             for zeros in sparsities(found)
         )
         names = dict.fromkeys(one["family"] for some in own.values() for one in some)
-        lines.append((f"{n:,}", *cells, ", ".join(f"`{name}`" for name in names), _gpu([*own.values()][0])))
+        lines.append((f"{n:,}", *cells, ", ".join(f"`{name}`" for name in names), _gpu(next(iter(own.values())))))
     heads = ("N", *(f"{zeros:.0%} zeros" for zeros in sparsities(found)), "fastest families", "GPU")
     return table(heads, lines)
 
