@@ -32,7 +32,12 @@ class Budget:
     @property
     def is_over(self) -> bool:
         """Whether the search must end: what is left is reserved for the steps after it."""
-        return self.left <= self.reserve_seconds + self.measurements * self._longest
+        return self.has_only(0.0)
+
+    def has_only(self, share: float) -> bool:
+        """Return whether the search has at most this share of the budget left; never without a limit."""
+        reserved = self.reserve_seconds + self.measurements * self._longest
+        return self.seconds is not None and self.left <= reserved + share * self.seconds
 
     @contextmanager
     def measuring(self) -> Iterator[None]:

@@ -21,6 +21,9 @@ from lospmm.tuning.runner import Begun, GpuRunner
 from lospmm_proxies.loops import kept_share
 from lospmm_proxies.trial import ProxyKernel
 
+#: The share of a budget that proxies leave for the kernels of the fastest.
+FINALS_SHARE = 0.4
+
 
 class ProxyRunner(GpuRunner):
     """A ``trial.Runner`` that times unrolled candidates by proxies.
@@ -60,6 +63,10 @@ class ProxyRunner(GpuRunner):
             assert isinstance(found, bytes)
             cubin = found
         return Compiled(cubin, program.name, proxy.launch)
+
+    def _is_late(self, candidate: Candidate, effort: Effort) -> bool:
+        is_enough = _is_by_proxy(candidate, effort) and self._ran and self.budget.has_only(FINALS_SHARE)
+        return is_enough or super()._is_late(candidate, effort)
 
     def _time(self, candidate: Candidate, built: Built, effort: Effort) -> Measurement:
         if not _is_by_proxy(candidate, effort):

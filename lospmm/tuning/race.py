@@ -45,9 +45,10 @@ class Policy:
     passes: int = 4  # first candidates that run their code twice
 
 
-#: Policies by the option ``trials``. With proxies, more of the fastest candidates are timed themselves.
+#: Policies by the option ``trials``. With proxies, more of the fastest candidates are timed themselves; a few
+#: of them first, which a budget has time for.
 POLICIES: Mapping[str, Policy] = MappingProxyType(
-    {"full": Policy(), "proxy": Policy(finals=(20, 12, 6, 4, 3), wide=0, wide_rounds=0, passes=0)}
+    {"full": Policy(), "proxy": Policy(finals=(4, 20, 12, 6, 4, 3), wide=0, wide_rounds=0, passes=0)}
 )
 
 #: The search ends if, after ENOUGH kernels ran, the fastest takes over LOST times as long as a rival. With half a
@@ -125,8 +126,9 @@ def race_unrolled(
             surrogate = Surrogate(words, known.pool or pool_of(words, known.choice, options), first)
         rounds = policy.rounds + (policy.wide_rounds if known.choice.wide else 0)
         while begun:
-            trials += runner.trials(len(begun.popleft()))
-            if is_ended():
+            batch = begun.popleft()
+            trials += (timed := list(runner.trials(len(batch))))
+            if is_ended() or len(timed) < len(batch):  # proxies end before time is up, which is for the finals
                 break
             if rounds and fastest_first(trials):
                 rounds -= 1

@@ -99,7 +99,7 @@ class GpuRunner:
             if measurement is None:
                 return
             yield Trial(one.candidate, measurement)
-            if self._ran and self.is_over:
+            if self._is_late(one.candidate, BRIEF):
                 return
 
     def again(self, candidates: Sequence[Candidate]) -> Iterator[Measurement]:
@@ -134,7 +134,7 @@ class GpuRunner:
             self._threads = ThreadPoolExecutor(self.workers, thread_name_prefix="build")
         return self._threads, self._place
 
-    def _begin_builds(self, candidates: Sequence[Candidate], _effort: Effort) -> Sequence[Future[Built]]:
+    def _begin_builds(self, candidates: Sequence[Candidate], effort: Effort) -> Sequence[Future[Built]]:
         """Start to build ``candidates``, each distinct one once; return a future for each."""
         threads, place = self._open()
         shared = [one for one in dict.fromkeys(candidates) if shares_packing(self.problem, one)]
@@ -142,16 +142,19 @@ class GpuRunner:
             for _ in range(self.workers):  # a failure here recurs in the builds, which report it
                 threads.submit(self.builders.prepare, self.problem, shared, self.store, place.stop)
         builds: dict[Candidate, Future[Built]] = {}
-        for one in dict.fromkeys(candidates):
+        distinct = dict.fromkeys(candidates)
+        compilers = 1 if effort == BRIEF else max(1, self.workers // len(distinct))  # finals have all cores
+        for one in distinct:
             kept = None if self.prefetched is None else self.prefetched.take(one)
-            builds[one] = threads.submit(self._build, one, place) if kept is None else kept
+            builds[one] = threads.submit(self._build, one, place, compilers) if kept is None else kept
         return [builds[one] for one in candidates]
 
-    def _build(self, candidate: Candidate, place: BuildPlace) -> Built:
+    def _build(self, candidate: Candidate, place: BuildPlace, compilers: int) -> Built:
         if self.builders is not None:
             given = self.problem, candidate, self.emitter, self.store, place.stop
             return self.builders.build(*given, folder=place.folder)
-        return build(self.problem, candidate, self.emitter, store=self.store, workers=1, cancel=place.stop).compiled
+        own = self.problem, candidate, self.emitter
+        return build(*own, store=self.store, workers=compilers, cancel=place.stop).compiled
 
     def _timed(self, begun: deque[Begun], effort: Effort) -> Measurement | None:
         """Time the first of ``begun`` and remove it; None if time is up before its kernel is built."""
@@ -170,7 +173,7 @@ class GpuRunner:
 
     def _measured(self, candidate: Candidate, future: Future[Built], effort: Effort) -> Measurement | None:
         with self.stages.part("compile_trials"):
-            if not is_built(future, self.stages, lambda: self._ran and self.budget.is_over):
+            if not is_built(future, self.stages, lambda: self._is_late(candidate, effort)):
                 return None
             try:
                 built = future.result()
@@ -186,6 +189,10 @@ class GpuRunner:
             self.measured += 1
             self._keep(candidate, built, effort, measurement)
         return measurement
+
+    def _is_late(self, _candidate: Candidate, _effort: Effort) -> bool:
+        """Return whether to wait for no further kernel: one ran, and time is up."""
+        return self._ran and self.is_over
 
     def _time(self, _candidate: Candidate, built: Built, effort: Effort) -> Measurement:
         return self.bench.measure(built.cubin, built.entry, built.launch, effort=effort)

@@ -31,9 +31,10 @@ from lospmm.stages import Stages
 from lospmm.store import Store
 from lospmm.toolchain.compile import Compiled
 from lospmm.toolchain.cubin import machine_code
+from lospmm.tuning.budget import Budget
 from lospmm.tuning.build import build, for_emitter
 from lospmm.tuning.proxy_build import compile_proxy, proxies_of
-from lospmm.tuning.proxy_runner import ProxyRunner, time_proxy
+from lospmm.tuning.proxy_runner import FINALS_SHARE, ProxyRunner, time_proxy
 from lospmm_datasets.synthetic import uniform
 from lospmm_proxies import proxies
 from lospmm_proxies.launch import kernel_launch
@@ -167,6 +168,20 @@ def test_each_candidate_has_the_time_of_its_proxy_over_what_that_kept(bench: Ben
     code = machine_code(built.binary.cubin, built.compiled.entry, "sm_90")
     assert kernel.timing is not None and kernel.max_relative_error is not None
     assert kernel.timing.micros == pytest.approx(machine_gpu.micros_of(code), rel=0.3)
+
+
+def test_proxies_leave_time_for_the_kernels_of_the_fastest(bench: Bench, store: Store) -> None:
+    seconds = [0.0]
+    budget = Budget(10.0, clock=lambda: seconds[0])
+    shapes = [(2, 32, Schedule(4)), (2, 64, Schedule(4)), (6, 32, Schedule(8))]
+    candidates = [unrolled(plan) for plan in candidates_of(bench.problem, *shapes)]
+    with ProxyRunner(bench.problem, "sass", bench, store=store, workers=2, stages=Stages(), budget=budget) as runner:
+        runner.begin(candidates)
+        seconds[0] = 10.1 - 10.0 * FINALS_SHARE
+        assert len(list(runner.trials(3))) == 1 and not runner.is_over
+        assert len(list(runner.again(candidates[:2]))) == 2
+        seconds[0] = 10.0
+        assert runner.is_over
 
 
 def test_a_proxy_that_cannot_be_built_or_run_has_failed(bench: Bench, store: Store) -> None:

@@ -280,6 +280,17 @@ def test_time_that_is_up_ends_it_after_what_is_timed() -> None:
     assert winner_of(PROBLEM, found, "sass") == runner.asked[-1] and runner.asked_again == []
 
 
+def test_a_runner_that_ends_its_trials_early_has_time_for_finals() -> None:
+    class EarlyRunner(LookupRunner):
+        def trials(self, count: int) -> Iterator[Trial]:
+            return super().trials(min(count, 5 - len(self.asked)))
+
+    runner = EarlyRunner(lambda candidate: float(candidate.plan.tile.rows))
+    found = raced(runner)
+    assert len(runner.asked) == len(found.trials) == 5
+    assert Counter(len(trial.finals) for trial in found.trials) == {2: 1, 3: 1, 4: 1, 5: 2}
+
+
 def test_it_waits_for_the_first_that_runs() -> None:
     assert won(LookupRunner(only({first()[-1]: 5.0}, others=None), is_over=lambda: True)) == first()[-1]
 
