@@ -35,6 +35,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.emission_pool import EmissionPool, Kernel
+from benchmarks.harness import best_of_kinds
 from benchmarks.kernels import Case, commit_of, versions
 from benchmarks.paper.tables import AXES, point_of
 from benchmarks.problems import problems
@@ -143,15 +144,6 @@ def prepare(problem: Problem, plan: Plan) -> Prepared:
     worth = kinds[scores[kinds] <= WORTH * scores.min()]
     spread = tuple(every.take(thinned(worth, plan.spread)))
     return Prepared(problem, space, len(every) * len(LOCKSTEPS[EMITTER]), len(kinds), len(worth), spread)
-
-
-def best_of_kinds(candidates: UnrolledPlans, scores: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Of as many tiles, columns and blocks to a tile, the index of the lowest score; by score."""
-    tiles = candidates.by_tiling(lambda tiling: len(tiling.tiles))
-    kinds = np.stack((tiles, candidates.cols, candidates.split_k), axis=1)
-    order = np.argsort(scores, kind="stable")
-    _, first = np.unique(kinds[order], axis=0, return_index=True)
-    return order[np.sort(first)].astype(np.int64)
 
 
 def thinned(ranked: NDArray[np.int64], room: int) -> NDArray[np.int64]:

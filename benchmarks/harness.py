@@ -21,7 +21,7 @@ from lospmm.gpu.timing import FULL, Effort, copies_beyond_l2, time_rotating
 from lospmm.matrix.csr import SparseMatrix
 from lospmm.problem.dtype import Dtype
 from lospmm.problem.problem import Launch, Problem
-from lospmm.space.candidates import UnrolledPlan
+from lospmm.space.candidates import UnrolledPlan, UnrolledPlans
 from lospmm.store import Store
 from lospmm.toolchain.compile import compile_kernel
 from lospmm.tuning.build import for_emitter
@@ -97,6 +97,15 @@ def record(
         for row in rows:
             print(json.dumps(row), file=file, flush=True)
             print(shown(row), flush=True)
+
+
+def best_of_kinds(candidates: UnrolledPlans, scores: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Of as many tiles, columns and blocks to a tile, the index of the lowest score; by score."""
+    tiles = candidates.by_tiling(lambda tiling: len(tiling.tiles))
+    kinds = np.stack((tiles, candidates.cols, candidates.split_k), axis=1)
+    order = np.argsort(scores, kind="stable")
+    _, first = np.unique(kinds[order], axis=0, return_index=True)
+    return order[np.sort(first)].astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -13,14 +13,18 @@ from benchmarks import proxies_on_gpu
 from benchmarks.emission_pool import Kernel
 from benchmarks.paper import __main__ as paper
 from benchmarks.paper import fetch, load, regrouped, timing
-from benchmarks.proxies_on_gpu import build_pair, candidates_of, main, summary
+from benchmarks.paper.tables import AXES
+from benchmarks.proxies_on_gpu import build_pair, candidates_of, main, table
 from lospmm.errors import GpuFault
 from lospmm.gpu.messages import Measure, Measurement, Ready
-from lospmm.gpu.timing import Timing
+from lospmm.gpu.timing import FULL, Effort, Timing
 from lospmm.problem.device import DEVICES
 from lospmm.problem.problem import Launch, Problem
 from lospmm.tuning.build import for_emitter
 from lospmm_datasets.synthetic import uniform
+
+#: What each searched, and the microseconds of what it chose.
+PAIR_OF_SEARCHES = (("full", 7, 12.0), ("proxy", 30, 9.0))
 
 
 class Bench:
@@ -29,7 +33,8 @@ class Bench:
     cache = "cold"
     fails = False
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: Problem, command: Sequence[str] = ()) -> None:
+        self.kernel_seconds, self.command = None, command
         self.turn_to(problem)
 
     def __enter__(self) -> "Bench":
@@ -47,14 +52,14 @@ class Bench:
     def start(self) -> Ready:
         return Ready("none", "none", (13, 0), 1, 1)
 
-    def measure(self, cubin: bytes, _entry: str, _launch: Launch) -> Measurement:
-        return Measurement(None, None, "it fell over") if self.fails else self._timed(cubin)
+    def measure(self, cubin: bytes, _entry: str, _launch: Launch, effort: Effort = FULL) -> Measurement:
+        return Measurement(None, None, "it fell over") if self.fails else self._timed(cubin, effort)
 
     def request(self, _command: str, task: Measure) -> Measurement:
-        return self._timed(task.image)
+        return self._timed(task.image, task.effort)
 
-    def _timed(self, cubin: bytes) -> Measurement:
-        return Measurement(Timing(len(cubin) / 1e3, 0.0, 5), 1e-7, None)
+    def _timed(self, cubin: bytes, effort: Effort) -> Measurement:
+        return Measurement(Timing(len(cubin) / 1e3, 0.0, effort.replays), 1e-7, None)
 
 
 @pytest.fixture(autouse=True)
@@ -67,7 +72,7 @@ def _invented(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_pair_is_the_kernel_and_its_proxy_with_and_without_equation_6() -> None:
     problem = for_emitter(Problem(uniform(96, 200, 0.8, seed=0), 512, DEVICES["h200"]), "sass")
-    candidates = candidates_of(problem, "sass")
+    candidates = candidates_of(problem, "sass", 30)
     assert len({one.tile for one in candidates}) > 10
     pair = build_pair(problem, candidates[0], "sass")
     assert isinstance(pair.kernel, Kernel) and isinstance(pair.proxy, Kernel) and isinstance(pair.plain, Kernel)
@@ -78,19 +83,38 @@ def test_a_pair_is_the_kernel_and_its_proxy_with_and_without_equation_6() -> Non
 
 
 @pytest.mark.slow
-def test_every_language_is_built_and_timed(
+def test_pairs_and_searches_are_measured_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(proxies_on_gpu, "PROBLEMS", ((32, 48, 512, 0.8),))
-    monkeypatch.setattr(proxies_on_gpu, "SAMPLES", {"sass": 3, "ptx": 1, "cuda": 0})
-    monkeypatch.setattr(sys, "argv", ["proxies_on_gpu", "--out", str(tmp_path), "--emitters", "sass", "ptx"])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 0
-    records = paper.read_lines(tmp_path / "proxies_on_gpu.jsonl")
-    assert [one["emitter"] for one in records] == ["sass"] * 3 + ["ptx"]
-    assert all(one["kernel_micros"] > 0 and one["proxy_micros"] > 0 and one["failures"] == [] for one in records)
-    assert summary(records[:3]) in capsys.readouterr().out
+    monkeypatch.setattr(proxies_on_gpu, "BUDGETS", {"sass": 1.0, "ptx": 1.0})
+    command = ["proxies_on_gpu", "--out", str(tmp_path), "--emitters", "sass", "ptx", "--candidates", "2"]
+    monkeypatch.setattr(sys, "argv", command)
+    files = [tmp_path / name for name in ("proxies_on_gpu.jsonl", "proxy_searches.jsonl")]
+    main()
+    found, told = [path.read_text() for path in files], capsys.readouterr().out
+    main()
+    assert ([path.read_text() for path in files], capsys.readouterr().out) == (found, told)
+    pairs, searches = (paper.read_lines(path) for path in files)
+    assert [one["emitter"] for one in pairs] == ["sass"] * 2 + ["ptx"] * 2
+    assert all(one["kernel_micros"] > 0 and one["proxy_micros"] > 0 and one["failures"] == [] for one in pairs)
+    assert [one["emitter"] for one in searches] == ["sass", "ptx"]
+    assert all(min(one[way]["timed"], one[way]["micros"]) > 0 for one in searches for way in ("full", "proxy"))
+    assert told.splitlines() == list(table(pairs, searches))
+
+
+def test_the_table_of_pairs_and_searches() -> None:
+    about = {"m": 10, "k": 10, "n": 64, "nnz": 20, "device": "h100", "emitter": "ptx"}
+    axes = dict.fromkeys(AXES, 1)
+    pairs = [
+        {**about, **axes, "kernel_micros": kernel, "proxy_micros": proxy, "kernel_seconds": 4.0, "proxy_seconds": 1.0}
+        for kernel, proxy in ((10.0, 2.0), (11.0, 1.0), (20.0, 3.0), (None, 0.5))
+    ]
+    ways = {way: {"timed": timed, "finals": 4, "micros": micros} for way, timed, micros in PAIR_OF_SEARCHES}
+    _, row, mean = table(pairs, [{**about, **ways}])
+    assert " ".join(row.split()) == "10 10 64 80% ptx 3 0.50 0.33 10.0 0.0 4.00 1.00 7 30 4 12.00 9.00"
+    assert mean.split() == ["mean", "ptx", *row.split()[5:]]
+    assert " ".join(list(table(pairs[:1], []))[1].split()[5:]) == "1" + 11 * " nan"
 
 
 def test_figures_are_measured_problem_by_problem(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
