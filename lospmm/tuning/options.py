@@ -67,6 +67,8 @@ class Options:
         if not self.family_names:
             why = "memory low" if self.memory == "low" else f"values {self.values}"
             raise BadRequest(f"families {self.families}: with {why} choose {', '.join(self._possible)}, or all")
+        if self.trials == "proxy" and UNROLLED not in self.family_names:
+            raise BadRequest(f"trials proxy: only {UNROLLED} kernels have proxies; allow them, or leave trials out")
         if self.values != "dtype" and self.dtype not in ("float32", "float16"):
             raise BadRequest(f"values {self.values}: choose dtype float16, not {self.dtype}")
         if self.budget_seconds is not None:
@@ -76,7 +78,7 @@ class Options:
         """Return the options with every "auto" resolved but the ranker's (``rankers.with_ranker``).
 
         Kernels are for ``device``; ``own_gpu`` is the name of the machine's GPU, None without one.
-        Raises BadRequest if the options need a GPU that the machine lacks.
+        Raises BadRequest if the options need a GPU that the machine lacks, or proxies with nothing to time.
         """
         here = own_gpu == device.name
         measure = ("gpu" if here else "none") if self.measure == "auto" else self.measure
@@ -87,6 +89,9 @@ class Options:
             asked = "measure" if measure == "gpu" else "verify"
             found = f"this machine has {own_gpu}" if own_gpu else "this machine has no GPU of the device table"
             raise BadRequest(f"{asked} gpu: {device.name} is needed, and {found}")
+        if self.trials == "proxy" and measure == "none":
+            how = f"use measure auto on a machine with {device.name}, and no budget of 0"
+            raise BadRequest(f"trials proxy: nothing is timed; {how}, or leave trials out")
         emitter = default_emitter(device.arch) if self.emitter == "auto" else self.emitter
         budget_seconds = self.budget_seconds if measure == "gpu" else None
         cache = self.cache if measure == "gpu" else "cold"  # nothing is timed
@@ -134,7 +139,7 @@ def called(name: str) -> str:
 
 
 #: The fields of ``Options`` that the service accepts; it sets the others itself.
-SERVED_OPTIONS = ("emitter", "verify", "dtype", "sums", "families", "cache", "memory", "values")
+SERVED_OPTIONS = ("emitter", "verify", "trials", "dtype", "sums", "families", "cache", "memory", "values")
 
 
 def check_served(given: Mapping[str, object]) -> None:

@@ -16,7 +16,7 @@ from lospmm.tuning.known import Choice, Known
 from lospmm.tuning.options import LOCKSTEPS, Options, splits_of
 from lospmm.tuning.plans import plans_for
 from lospmm.tuning.rankers import RANKERS, untimed_model
-from lospmm.tuning.refusal import takes_unrolled
+from lospmm.tuning.refusal import takes_unrolled, without_proxies
 from lospmm.tuning.unrolled import search
 from lospmm.tuning.untimed import LISTED, chosen
 
@@ -29,6 +29,7 @@ def prepare(problem: Problem, options: Options, stages: Stages) -> Known:
     is_unrolled = takes_unrolled(problem, options)
     with stages.part("constraints"):
         known = plans_of_families(problem, options)
+        known = replace(known, refusals={**known.refusals, **without_proxies(problem, options)})
         if is_unrolled:
             known = replace(known, unrolled_micros=others_first(problem, options, known))
     if not is_unrolled or (known.plans and is_far_behind(known, known.plans[0].score)):

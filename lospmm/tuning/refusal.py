@@ -14,6 +14,12 @@ def takes_unrolled(problem: Problem, options: Options) -> bool:
     return UNROLLED in options.family_names and unrolled_refusal(problem, options.emitter) is None
 
 
+def without_proxies(problem: Problem, options: Options) -> dict[str, str]:
+    """Return why kernels are timed where proxies were asked for, by the family that has proxies; empty otherwise."""
+    why = unrolled_refusal(problem, options.emitter)
+    return {} if options.trials != "proxy" or why is None else {UNROLLED: why}
+
+
 def unrolled_refusal(problem: Problem, emitter: str) -> str | None:
     """Return why ``emitter`` has no unrolled kernel of ``problem``, in a few words; None if it has."""
     words = lanes_of(problem)

@@ -163,7 +163,7 @@ def search_summary(
         shortlisted=0 if choice is None else len(choice.shortlist),
         measured=len(known.trials),
         ranker=options.ranker,
-        trials=options.trials if known.trials else "none",
+        trials=_trials(known, options),
         relaxed=() if space is None else space.relaxed,
         chosen_by="measurement" if known.trials else by_ranker,
         estimated_micros=estimated_micros,
@@ -171,6 +171,13 @@ def search_summary(
         dense_forecast_micros=known.dense_micros,
         memory=options.memory,
     )
+
+
+def _trials(known: Known, options: Options) -> str:
+    """Return what was timed: only unrolled kernels have proxies."""
+    if not known.trials:
+        return "none"
+    return options.trials if known.unrolled_trials else "full"
 
 
 def _estimated_micros(outcome: Outcome) -> float:
@@ -203,8 +210,8 @@ def _families(known: Known, options: Options) -> tuple[FamilySummary, ...]:
 
 
 def _of_unrolled(known: Known) -> tuple[FamilySummary, ...]:
-    """Return the summary of the unrolled family if other families were timed first, else none."""
-    if known.unrolled_micros is None:
+    """Return the summary of the unrolled family if other families were timed first, or it was refused; else none."""
+    if known.unrolled_micros is None and UNROLLED not in known.refusals:
         return ()
     trials, plans = known.unrolled_trials, 0 if known.choice is None else known.choice.space.size
     fastest = settled(trials)

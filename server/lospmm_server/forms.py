@@ -17,7 +17,7 @@ from lospmm_server.uploads import FIELD, FORM_BYTES, TABLE_FIELD, Received, body
 Query = TypeVar("Query", KernelQuery, ModelQuery)
 
 #: Fields beside the files, at most.
-MAX_FIELDS = 6
+MAX_FIELDS = 7
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,9 @@ from lospmm_server.views import STATES, JobListPage, JobPage, View
 _FOLDER = Path(__file__).parent
 _HTML = "text/html"
 
+#: What the forms call the values of the option ``trials``.
+TRIALS_IN_WORDS: Mapping[str, str] = {"full": "kernels", "proxy": "proxies, then the best kernels"}
+
 #: Files that pages load.
 MEDIA_TYPES: Mapping[str, str] = {"page.css": "text/css", "live.js": "text/javascript", "icon.svg": "image/svg+xml"}
 
@@ -272,6 +275,7 @@ def _jobs_page(
         devices=own + [(device.name, device.title) for device in offered_devices()],
         usual="" if own else USUAL_DEVICE,
         max_n=settings().max_n,
+        trials=own and list(TRIALS_IN_WORDS.items()),
         dtypes=[(name, name) for name in CHOICES["dtype"]],
         values=[(name, "that type" if name == "dtype" else name) for name in CHOICES["values"]],
     )

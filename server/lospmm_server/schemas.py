@@ -80,6 +80,12 @@ class TuningQuery(BaseModel):
         description="Where the kernel is run against float64; auto: on the GPU where there is one.",
         json_schema_extra={"enum": list(CHOICES["verify"])},
     )
+    trials: str = Field(
+        default="full",
+        max_length=80,
+        description="What is timed: full: kernels; proxy: stand-ins, then the fastest kernels.",
+        json_schema_extra={"enum": list(CHOICES["trials"])},
+    )
     dtype: str = Field(
         default="float32",
         max_length=80,

@@ -113,6 +113,7 @@ def options_of(query: TuningQuery) -> Options:
     return Options(
         emitter=query.emitter,
         verify=query.verify,
+        trials=query.trials,
         dtype=query.dtype,
         sums=query.sums,
         families=query.families,

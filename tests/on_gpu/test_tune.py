@@ -69,6 +69,19 @@ def test_a_layer_is_measured_verified_and_compared(
     assert benched["max_relative_error"] < 1e-6
 
 
+@pytest.mark.parametrize("emitter", ["ptx", "cuda"])
+def test_a_search_by_proxies(
+    tmp_path: Path, weights: np.ndarray, capsys: pytest.CaptureFixture[str], emitter: str
+) -> None:
+    few = ("--families", "unrolled", "--budget", "20", "--json", "--quiet")
+    assert tune(tmp_path, weights, "--emitter", emitter, "--trials", "proxy", *few) == 0
+    manifest = json.loads(capsys.readouterr().out)
+    assert (manifest["emitter"], manifest["search"]["trials"]) == (emitter, "proxy")
+    assert manifest["verified"]["on"] == "gpu" and manifest["verified"]["max_relative_error"] < 1e-6
+    log = [json.loads(line) for line in (tmp_path / "kernel" / "tuning.jsonl").read_text().splitlines()]
+    assert any(line["final_micros"] for line in log), "the kernels of some were timed"
+
+
 def test_a_budget_bounds_the_timing(tmp_path: Path, weights: np.ndarray, capsys: pytest.CaptureFixture[str]) -> None:
     assert tune(tmp_path, weights, "--budget", "0.001", "--json", "--quiet") == 0
     manifest = json.loads(capsys.readouterr().out)

@@ -103,9 +103,9 @@ def test_a_parameter_that_came_later_is_asked_for_where_it_matters() -> None:
     """An older service refuses what it does not know."""
     assert "cache" not in options_query("h200", 0, {}) and "cache" not in options_query("h200", 0, {"cache": "cold"})
     assert options_query("h200", 0, {"cache": "network"})["cache"] == "network"
-    for later, value in (("memory", "low"), ("values", "int8")):
+    for later, value in (("trials", "proxy"), ("memory", "low"), ("values", "int8")):
         assert options_query("h200", 0, {later: value})[later] == value
-    assert set(SERVED_OPTIONS) - {"cache", "memory", "values"} < set(options_query("h200", 0, {}))
+    assert set(SERVED_OPTIONS) - {"trials", "cache", "memory", "values"} < set(options_query("h200", 0, {}))
 
 
 def test_every_page_of_jobs(client: Client) -> None:

@@ -91,7 +91,7 @@ def test_what_a_service_refuses(run: Command, port: int, matrix: Path, tmp_path:
     (tmp_path / "held" / "thesis.tex").write_text("years")
     for more, says in (
         (("--measure", "none"), "measure 'none': a service decides that itself"),
-        (("--trials", "proxy"), "trials 'proxy': a service decides that itself"),
+        (("--trials", "proxy"), "trials proxy: nothing is timed; use measure auto on a machine with h200"),
         (("--ranker", "best"), "ranker 'best': a service decides that itself; leave it out"),
         (("--shortlist", 0), "shortlist 0: a service decides that itself; leave it out"),
         (("--budget", -1), "budget -1.0: a service decides that itself; leave it out"),

@@ -149,17 +149,18 @@ def test_the_form_posts_a_matrix_and_leads_to_its_job(client: TestClient, view: 
         *("matrix", "tensor", "n", "device", "dtype", "values", "families", "layers")
     }
     assert sorted(label["for"] or "" for label in form.all("label")) == sorted(field["id"] or "" for field in fields)
-    files = {"matrix": ("W.npy", b"a matrix")}
-    response = client.post("/jobs", files=files, data={"n": "64", "device": "h200"}, follow_redirects=False)
+    files, asked = {"matrix": ("W.npy", b"a matrix")}, {"device": "h200", "trials": "proxy"}
+    response = client.post("/jobs", files=files, data={**asked, "n": "64"}, follow_redirects=False)
     assert response.status_code == 303
     [(name, content, query)] = view.submitted
-    assert (name, content, query.n, query.device, query.wait) == ("W.npy", b"a matrix", 64, "h200", 0.0)
+    assert (name, content, query.n, query.wait) == ("W.npy", b"a matrix", 64, 0.0)
+    assert {field: getattr(query, field) for field in asked} == asked
     assert "Queued." in page(client, response.headers["location"]).text
 
 
 def offered_in(found: Page) -> list[str]:
     """The devices of both forms."""
-    others = {*DTYPES, "all", *FAMILY_NAMES, *CHOICES["values"]}
+    others = {*DTYPES, "all", *FAMILY_NAMES, *CHOICES["values"], "full", "proxy"}
     return [value for option in found.all("option") if (value := option["value"] or "") not in others]
 
 
@@ -184,12 +185,13 @@ def test_the_form_offers_what_the_toolkit_compiles_for(client: TestClient, monke
 def test_the_form_offers_the_gpu_of_the_service_where_there_is_one(
     client: TestClient, monkeypatch: pytest.MonkeyPatch, gpu: str | None, offered: list[str], selected: list[str]
 ) -> None:
-    """None: what this machine has, which is none."""
+    """None: what this machine has, which is none. What is timed is asked for where there is a GPU to time it."""
     monkeypatch.setattr(uploads, "find_toolkit", lambda: TOOLKIT)
     monkeypatch.setattr(uploads, "settings", lambda: SimpleNamespace(worker_gpu=gpu))
     monkeypatch.setattr(uploads, "own_gpu", lambda: None)
     found = page(client, "/")
     assert offered_in(found) == 2 * offered, "a matrix and a model"
+    assert [one["name"] for one in found.all("select")].count("trials") == (0 if gpu in (NO_GPU, None) else 2)
     assert [option["value"] for option in found.all("option") if "selected" in option] == 2 * selected
 
 
@@ -200,7 +202,7 @@ def test_the_form_offers_the_gpu_of_the_service_where_there_is_one(
         ({}, {"matrix": b"x"}, 422, "n: Field required"),
         ({"n": "0"}, {"matrix": b"x"}, 422, "n: Input should be greater than or equal to 1"),
         ({"n": "1", "more": "1"}, {"matrix": b"x"}, 422, "more: Extra inputs are not permitted"),
-        ({"n": "1", **dict.fromkeys("abcdef", "1")}, {"matrix": b"x"}, 400, "Too many fields"),
+        ({"n": "1", **dict.fromkeys("abcdefg", "1")}, {"matrix": b"x"}, 400, "Too many fields"),
         ({"n": "1"}, {"other": b"x"}, 400, "no file was chosen"),
         ({"n": "1"}, {"matrix": b"x", "other": b"x"}, 400, "Too many files"),
     ],

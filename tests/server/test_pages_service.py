@@ -1,6 +1,9 @@
 """The pages on the real service: what a form posts is tuned, and what workers write down is shown."""
 
+from collections.abc import Callable, Iterator
+
 import numpy as np
+from httpx2 import Response
 from safetensors.numpy import save as save_tensors
 from starlette.testclient import TestClient
 
@@ -67,6 +70,27 @@ def test_what_only_begins_as_an_id_is_none(idle_client: TestClient) -> None:
 def test_a_damaged_matrix_is_refused_with_a_page(client: TestClient) -> None:
     response = client.post("/jobs", files={"matrix": ("W.npy", b"\x93NUMPY")}, data=FORM, headers=BROWSER)
     assert (response.status_code, "The matrix file cannot be used" in response.text) == (422, True)
+
+
+def test_proxies_are_for_services_whose_workers_have_the_gpu(
+    idle_client: TestClient, set_environment: Callable[[str, object], None]
+) -> None:
+    """By the routes and the forms, of a matrix and of a model, before anything is queued."""
+    asked, matrix, model = {**FORM, "trials": "proxy"}, npy_file(), save_tensors({"a": weights(1), "b": weights(2)})
+
+    def answers() -> Iterator[Response]:
+        for path, content in (("kernels", matrix), ("models", model)):
+            yield idle_client.post(f"/v1/{path}", params={**asked, "wait": 0}, files={"matrix": ("w", content)})
+        for path, content in (("jobs", matrix), ("models", model)):
+            given = {"files": {"matrix": ("w", content)}, "data": asked, "headers": BROWSER}
+            yield idle_client.post(f"/{path}", **given, follow_redirects=False)
+
+    for answer in answers():
+        assert answer.status_code == 400, answer.text
+        assert "trials proxy: nothing is timed; use measure auto on a machine with h200" in answer.text
+    assert idle_client.get("/v1/jobs").json()["jobs"] == []
+    set_environment("LOSPMM_WORKER_GPU", "h200")
+    assert [answer.status_code for answer in answers()] == [202, 202, 303, 303]
 
 
 def test_a_model_with_a_layer_table_is_posted(client: TestClient) -> None:

@@ -50,6 +50,15 @@ def test_a_budget_is_for_timing_candidates_and_nothing_without_it() -> None:
     assert options.resolved(H200, None).budget_seconds is None
 
 
+def test_proxies_of_nothing_are_refused() -> None:
+    for nothing in ({"measure": "none"}, {"budget_seconds": 0}):
+        with pytest.raises(BadRequest, match=r"^trials proxy: nothing is timed"):
+            Options(trials="proxy", **nothing).resolved(H200, "h200")
+    for others in ({"families": "csr,dense"}, {"memory": "low"}, {"values": "int8", "dtype": "float16"}):
+        with pytest.raises(BadRequest, match=r"^trials proxy: only unrolled kernels have proxies"):
+            Options(trials="proxy", **others)
+
+
 def test_the_state_of_the_cache_is_for_timing_and_says_nothing_without_it() -> None:
     options = Options(cache="network")
     assert options.resolved(H200, "h200").cache == "network"
@@ -75,6 +84,8 @@ def test_what_decides_an_artifact_is_all_but_a_default_that_came_later() -> None
         ({"measure": "gpu"}, "a100", "measure gpu: h200 is needed, and this machine has a100"),
         ({"measure": "none", "verify": "gpu"}, "a100", "verify gpu: h200 is needed, and this machine has a100"),
         ({"measure": "gpu", "verify": "gpu"}, "a100", "measure gpu: h200 is needed"),
+        ({"trials": "proxy"}, None, "trials proxy: nothing is timed; use measure auto on a machine with h200"),
+        ({"trials": "proxy"}, "a100", "trials proxy: nothing is timed"),
     ],
 )
 def test_a_gpu_that_is_not_here_is_refused(options: dict[str, Any], own: str | None, words: str) -> None:

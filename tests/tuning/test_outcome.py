@@ -15,6 +15,7 @@ from lospmm.tuning.known import Known
 from lospmm.tuning.log import unrolled_log
 from lospmm.tuning.options import Options
 from lospmm.tuning.plans import family_plans
+from lospmm.tuning.prepare import prepare
 from lospmm.tuning.summary import search_summary
 from lospmm.tuning.trial import Trial
 from lospmm.tuning.unrolled import search
@@ -57,6 +58,19 @@ def test_with_times_the_log_is_the_trials() -> None:
         assert (line["family"], line["rows"], line["cols"]) == ("unrolled", *tile)
         assert (line["prefetch"], line["column_group"]) == (schedule.prefetch, schedule.column_group)
         assert line["lockstep"] == 128
+
+
+@pytest.mark.usefixtures("own_settings")
+def test_the_manifest_says_why_no_proxy_was_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a layer has no unrolled kernels, the kernels of the others are timed."""
+    by_proxy = replace(RESOLVED, emitter="ptx", measure="gpu", trials="proxy")
+    assert search_summary(timed(), by_proxy, estimated_micros=1.0).trials == "proxy"
+    monkeypatch.setenv("LOSPMM_MAX_UNROLLED_NONZEROS", "9")
+    known = prepare(PROBLEM, by_proxy, Stages())
+    known = replace(known, trials=(Trial(known.plans[0], Measurement(Timing(9.0, 0.01, 15), 1e-7, None)),))
+    summary = search_summary(known, by_proxy, estimated_micros=9.0)
+    assert (summary.trials, summary.families[0].name) == ("full", "unrolled")
+    assert "more than the 9 of LOSPMM_MAX_UNROLLED_NONZEROS" in str(summary.families[0].refusal)
 
 
 @pytest.mark.parametrize(

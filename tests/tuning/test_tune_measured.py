@@ -82,7 +82,7 @@ def install(gate_library: Path, tmp_path_factory: pytest.TempPathFactory) -> Ins
         sizes = [str(size) for size in (M, K, N, fail)]
         worker = (sys.executable, "-P", machine_gpu.__file__, str(gate_library), str(libraries), *sizes)
         patch.setattr(session, "Bench", lambda problem, cancel: Bench(problem, cancel=cancel, command=worker))
-        patch.setattr(race, "POLICIES", {"full": SHORT})
+        patch.setattr(race, "POLICIES", dict.fromkeys(("full", "proxy"), SHORT))
         patch.setattr(measure, "compile_gate", lambda _arch: b"gate")
         patch.setattr(request, "own_gpu", lambda: "h200")
 
@@ -165,6 +165,17 @@ def test_a_state_of_the_cache_has_its_own_times(store: Store, monkeypatch: pytes
     states = {json.loads((one / history.CONDITIONS_FILE).read_text())["cache"]: one for one in entries}
     lines = [len((one / history.LINES_FILE).read_text().splitlines()) for one in states.values()]
     assert set(states) == {"cold", "network"} and lines[0] == lines[1]
+
+
+@pytest.mark.usefixtures("on_the_machine")
+def test_proxies_are_timed_and_then_the_kernels_of_the_fastest(store: Store) -> None:
+    made = tuned(store, trials="proxy")
+    assert made.manifest["search"]["trials"] == "proxy" and made.manifest["verified"]["on"] == "gpu"
+    log = _log(made)
+    assert [line["max_relative_error"] is None for line in log] == [True] * len(log), "a proxy has no result"
+    best = min((line for line in log if len(line["final_micros"]) == 2), key=lambda line: min(line["final_micros"]))
+    assert axes(made.manifest["tile"]) == axes(best)
+    assert replay(made, DEVICES["h200"]).agrees
 
 
 @pytest.mark.usefixtures("on_the_machine")
