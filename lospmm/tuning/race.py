@@ -39,16 +39,16 @@ class Policy:
     rounds: int = 14  # rounds of the most promising candidates
     batch: int = 6  # candidates in a round
     ahead: int = 2  # rounds that are built while another is timed; the first candidates come in one part more
+    sure: int = 0  # fastest candidates timed again before the finals, which a budget may have no time for
     finals: tuple[int, ...] = (8, 6, 4, 3, 2)  # the number of fastest candidates timed again in each turn
     wide: int = 9  # first candidates with two words per thread
     wide_rounds: int = 2  # further rounds if there are such candidates
     passes: int = 4  # first candidates that run their code twice
 
 
-#: Policies by the option ``trials``. With proxies, more of the fastest candidates are timed themselves; a few
-#: of them first, which a budget has time for.
+#: Policies by the option ``trials``. With proxies, more of the fastest candidates are timed themselves.
 POLICIES: Mapping[str, Policy] = MappingProxyType(
-    {"full": Policy(), "proxy": Policy(finals=(4, 20, 12, 6, 4, 3), wide=0, wide_rounds=0, passes=0)}
+    {"full": Policy(), "proxy": Policy(sure=4, finals=(20, 12, 6, 4, 3), wide=0, wide_rounds=0, passes=0)}
 )
 
 #: The search ends if, after ENOUGH kernels ran, the fastest takes over LOST times as long as a rival. With half a
@@ -138,7 +138,7 @@ def race_unrolled(
     finally:
         runner.drop()
     if not is_ended():
-        trials = timed_again(trials, runner, policy.finals)
+        trials = timed_again(timed_again(trials, runner, (policy.sure,)), runner, policy.finals)
     shown = tuple(first[: len(known.choice.shortlist)])
     return replace(known, choice=replace(known.choice, shortlist=shown), trials=(*known.trials, *trials))
 

@@ -89,11 +89,11 @@ def timed_again(trials: Sequence[Trial], runner: Runner, turns: Sequence[int]) -
     Exploration in Multi-Armed Bandits, 2013). A turn that is cut short by time does not count.
     """
     trials = list(trials)
-    places = [at for at, trial in enumerate(trials) if trial.has_run]
+    places = sorted((at for at, trial in enumerate(trials) if trial.has_run), key=lambda at: trials[at].micros)
     for count in turns:
         if runner.is_over:
             break
-        places = sorted(places, key=lambda at: trials[at].settled_micros)[:count]
+        places = places[:count]
         found: list[Measurement] = []
         for measurement in runner.again([trials[at].candidate for at in places]):
             found.append(measurement)
@@ -103,4 +103,5 @@ def timed_again(trials: Sequence[Trial], runner: Runner, turns: Sequence[int]) -
             break
         for at, measurement in zip(places, found, strict=True):
             trials[at] = replace(trials[at], finals=(*trials[at].finals, measurement))
+        places.sort(key=lambda at: trials[at].settled_micros)
     return trials

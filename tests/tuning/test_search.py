@@ -291,6 +291,19 @@ def test_a_runner_that_ends_its_trials_early_has_time_for_finals() -> None:
     assert Counter(len(trial.finals) for trial in found.trials) == {2: 1, 3: 1, 4: 1, 5: 2}
 
 
+def test_some_are_timed_before_the_finals_and_take_part_in_them() -> None:
+    """By proxies, which say less than kernels: those that are timed first look slower than the others."""
+    policy = replace(FULL, rounds=1, sure=2, finals=(4, 3))
+    runner = LookupRunner(lambda one: float(one.plan.tile.rows), lambda one: 100.0 + one.plan.tile.rows)
+    found = race_unrolled(PROBLEM, Known((), {}, choice=choice_of()), OPTIONS, runner, Stages(), policy)
+    order = sorted(found.trials, key=lambda trial: trial.micros)
+    assert sorted(len(trial.finals) for trial in order[:2]) == [3, 3]
+    assert [len(trial.finals) for trial in order[2:5]] == [2, 1, 0]
+    late = LookupRunner(lambda one: float(one.plan.tile.rows), is_over=lambda: len(late.asked_again) > 2)
+    found = race_unrolled(PROBLEM, Known((), {}, choice=choice_of()), OPTIONS, late, Stages(), policy)
+    assert Counter(len(trial.finals) for trial in found.trials)[1] == 2, "the first turn of the finals is cut short"
+
+
 def test_it_waits_for_the_first_that_runs() -> None:
     assert won(LookupRunner(only({first()[-1]: 5.0}, others=None), is_over=lambda: True)) == first()[-1]
 
