@@ -261,7 +261,7 @@ def _candidate_key(line: Line) -> tuple[Any, ...]:
 HEAD = "    m     k     n zeros lang"
 COLUMNS = {"pairs": "6.0f", "spearman": "9.2f", "kendall": "8.2f", "loss %": "7.1f", "of four": "8.1f",
            "core s": "7.2f", "proxy s": "8.2f", "searched": "9.0f", "proxies": "8.0f", "finals": "7.0f",
-           "us": "8.2f", "by proxies": "11.2f"}  # fmt: skip
+           "s": "6.1f", "by them": "8.1f", "us": "8.2f", "by proxies": "11.2f"}  # fmt: skip
 
 
 def table(pairs: Iterable[Line], searches: Iterable[Line]) -> Iterator[str]:
@@ -283,7 +283,7 @@ def table(pairs: Iterable[Line], searches: Iterable[Line]) -> Iterator[str]:
 
 def _row(lines: Sequence[Line], search: Line | None) -> list[float]:
     both = [one for one in lines if one["kernel_micros"] and one["proxy_micros"]]
-    found = [float(len(both)), *[np.nan] * 11]
+    found = [float(len(both)), *[np.nan] * (len(COLUMNS) - 1)]
     if len(both) > 2:
         kernel, proxy = (np.array([one[f"{name}_micros"] for one in both]) for name in ("kernel", "proxy"))
         order, least = np.argsort(proxy), kernel.min()
@@ -292,8 +292,8 @@ def _row(lines: Sequence[Line], search: Line | None) -> list[float]:
         found[5:7] = (float(np.mean([one[f"{name}_seconds"] for one in both])) for name in ("kernel", "proxy"))
     if search is not None:
         full, by_proxy = search["full"], search["proxy"]
-        micros = (one["micros"] or np.nan for one in (full, by_proxy))
-        found[7:] = full["timed"], by_proxy["timed"], by_proxy["finals"], *micros
+        times = [one[name] or np.nan for name in ("seconds", "micros") for one in (full, by_proxy)]
+        found[7:] = full["timed"], by_proxy["timed"], by_proxy["finals"], *times
     return found
 
 
