@@ -267,18 +267,27 @@ COLUMNS = {"pairs": "6.0f", "spearman": "9.2f", "kendall": "8.2f", "loss %": "7.
 def table(pairs: Iterable[Line], searches: Iterable[Line]) -> Iterator[str]:
     """A row a problem and language and their means: what proxies cost, how they order, what each search chose."""
     yield HEAD + "".join(f"{name:>{int(float(form[:-1]))}}" for name, form in COLUMNS.items())
+    for emitter, rows in rows_of(pairs, searches).items():
+        for (m, k, n, nnz, *_), row in rows.items():
+            yield f"{m:5} {k:5} {n:5} {1 - nnz / (m * k):5.0%} {emitter:4}{_shown(row)}"
+        yield f"{'mean':>23} {emitter:4}{_shown(map(mean, zip(*rows.values(), strict=True)))}"
+
+
+def rows_of(pairs: Iterable[Line], searches: Iterable[Line]) -> dict[str, dict[tuple[Any, ...], list[float]]]:
+    """By language and problem the figures of COLUMNS; not a number what was not measured."""
     compared = {_problem_key(one): one for one in searches}
     groups: dict[tuple[Any, ...], list[Line]] = {key: [] for key in compared}
     for one in pairs:
         groups.setdefault(_problem_key(one), []).append(one)
-    for emitter in dict.fromkeys(key[-1] for key in groups):
-        rows = {key: _row(lines, compared.get(key)) for key, lines in groups.items() if key[-1] == emitter}
-        for (m, k, n, nnz, *_), row in rows.items():
-            yield f"{m:5} {k:5} {n:5} {1 - nnz / (m * k):5.0%} {emitter:4}{_shown(row)}"
-        means = [
-            np.mean([one for one in column if one == one] or [np.nan]) for column in zip(*rows.values(), strict=True)
-        ]
-        yield f"{'mean':>23} {emitter:4}{_shown(means)}"
+    found: dict[str, dict[tuple[Any, ...], list[float]]] = {}
+    for key, lines in groups.items():
+        found.setdefault(key[-1], {})[key] = _row(lines, compared.get(key))
+    return found
+
+
+def mean(column: Iterable[float]) -> float:
+    """Of what was measured."""
+    return float(np.mean([one for one in column if one == one] or [np.nan]))
 
 
 def _row(lines: Sequence[Line], search: Line | None) -> list[float]:

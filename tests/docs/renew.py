@@ -15,6 +15,7 @@ from tests.docs import (
     machine_code,
     networks,
     paper,
+    proxies,
     ranker,
     speedups,
     worked_example,
@@ -29,6 +30,7 @@ REGIONS: dict[Path, dict[str, Callable[[], str]]] = {
     machine_code.PAGE: machine_code.REGIONS,
     networks.PAGE: networks.REGIONS,
     paper.PAGE: speedups.REGIONS | paper.REGIONS,
+    proxies.PAGE: proxies.REGIONS,
     ranker.PAGE: ranker.REGIONS,
     embedding.PAGE: embedding.REGIONS,
 }
