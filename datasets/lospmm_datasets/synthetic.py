@@ -16,14 +16,31 @@ def uniform(m: int, k: int, sparsity: float, seed: int) -> SparseMatrix:
     return _matrix(m, k, random.choice(m * k, _count(m, k, sparsity), replace=False), random)
 
 
-def uneven(m: int, k: int, sparsity: float, seed: int, *, rows: float = 0.0, columns: float = 0.0) -> SparseMatrix:
+def uneven(
+    m: int,
+    k: int,
+    sparsity: float,
+    seed: int,
+    *,
+    rows: float = 0.0,
+    columns: float = 0.0,
+    empty_rows: float = 0.0,
+    empty_columns: float = 0.0,
+) -> SparseMatrix:
     """Return as many nonzeros as ``uniform``, with some rows and columns denser than others.
 
     The chance of a row (a column) is log-normal; ``rows`` and ``columns`` are the standard deviations of its
-    logarithm. Raises BadRequest as ``uniform`` does.
+    logarithm. ``empty_rows`` and ``empty_columns`` are shares that have no nonzeros at all. Raises BadRequest as
+    ``uniform`` does, and if the others have too few cells.
     """
     random = np.random.default_rng(seed)
     chance = np.exp(rows * random.standard_normal((m, 1))) * np.exp(columns * random.standard_normal(k))
+    dead_rows, dead_columns = round(empty_rows * m), round(empty_columns * k)
+    if _count(m, k, sparsity) > (m - dead_rows) * (k - dead_columns):
+        raise BadRequest(f"sparsity {sparsity} with {dead_rows} empty rows and {dead_columns} empty columns: no room")
+    if dead_rows or dead_columns:
+        chance[random.choice(m, dead_rows, replace=False)] = 0
+        chance[:, random.choice(k, dead_columns, replace=False)] = 0
     return _likeliest(chance, sparsity, random)
 
 
@@ -103,17 +120,21 @@ def _count(m: int, k: int, sparsity: float) -> int:
 def _likeliest(chance: NDArray[np.float64], sparsity: float, random: np.random.Generator) -> SparseMatrix:
     """Draw cells without replacement with the given chances: the earliest of exponential arrival times."""
     arrival: NDArray[np.float32] = random.standard_exponential(chance.shape, dtype=np.float32)
-    arrival /= chance.astype(np.float32)
+    with np.errstate(divide="ignore"):  # cells without a chance never arrive
+        arrival /= chance.astype(np.float32)
     return _first(arrival, sparsity, random)
 
 
 def _first(score: NDArray[np.float32], sparsity: float, random: np.random.Generator) -> SparseMatrix:
-    """Return nonzeros at the least ``score`` (m, k), sorted, as np.partition's order depends on the CPU."""
+    """Return nonzeros at the least ``score`` (m, k); of equal ones the last, as np.argpartition's depend on the CPU."""
     m, k = score.shape
     count = _count(m, k, sparsity)
-    if count == m * k:
+    if count in (0, m * k):
         return _matrix(m, k, np.arange(count), random)
-    return _matrix(m, k, np.sort(np.argpartition(score, count, axis=None)[:count]), random)
+    flat = score.ravel()
+    highest = np.partition(flat, count - 1)[count - 1]
+    below, equal = np.flatnonzero(flat < highest), np.flatnonzero(flat == highest)
+    return _matrix(m, k, np.sort(np.append(below, equal[len(below) - count :])), random)
 
 
 def _matrix(m: int, k: int, position: NDArray[np.int64], random: np.random.Generator) -> SparseMatrix:

@@ -14,7 +14,7 @@ from numpy._core import _multiarray_umath as umath
 
 from lospmm.errors import BadRequest
 from lospmm.matrix.csr import SparseMatrix
-from lospmm_datasets.synthetic import clustered, pruned_low_rank, uneven, uniform
+from lospmm_datasets.synthetic import _first, clustered, pruned_low_rank, uneven, uniform
 from tests.docs.pages import ROOT
 
 DRAWS: dict[str, Callable[[int, int, float, int], SparseMatrix]] = {
@@ -52,6 +52,19 @@ def test_a_seed_is_the_same_matrix_on_every_cpu() -> None:
     command = [sys.executable, "-c", script]
     finished = subprocess.run(command, cwd=ROOT, env={**os.environ, **changed}, capture_output=True, text=True)
     assert ast.literal_eval(finished.stdout) == KNOWN, finished.stderr
+
+
+def test_of_cells_that_are_equally_likely_the_last_are_taken() -> None:
+    """np.argpartition takes others on other CPUs."""
+    found = _first(np.array([[1, 3, 0], [3, 2, 3]], np.float32), 1 / 3, np.random.default_rng(0))
+    assert (found.indptr.tolist(), found.indices.tolist()) == ([0, 2, 4], [0, 2, 1, 2])
+
+
+def test_shares_of_rows_and_columns_are_empty_and_leave_room_for_the_rest() -> None:
+    found = uneven(200, 100, 0.95, 1, rows=1.0, empty_rows=0.75, empty_columns=0.2)
+    assert (found.nnz, int((found.row_nnz == 0).sum()), int((columns(found) == 0).sum())) == (1000, 150, 20)
+    with pytest.raises(BadRequest, match="180 empty rows and 0 empty columns: no room"):
+        uneven(200, 100, 0.8, 1, empty_rows=0.9)
 
 
 @pytest.mark.parametrize("name", DRAWS)
