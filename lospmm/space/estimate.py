@@ -78,7 +78,7 @@ class Work:
     """The work of the busiest SM, (candidates,) each."""
 
     candidates: UnrolledPlans
-    blocks: Ints  # of the busiest SM
+    blocks: Ints  # of the busiest SM, without those that only store the zeros of empty rows
     resident: Ints  # blocks that run at a time, at most ``blocks``
     loads: NDArray[np.float64]  # of a thread, in a mean block
     instructions: NDArray[np.float64]  # of a thread, in a mean block
@@ -93,9 +93,10 @@ class Work:
 def work_of(problem: Problem, candidates: UnrolledPlans) -> Work:
     """Return the work of the busiest SM for each candidate."""
     device, split = problem.device, candidates.split_k
-    parts = candidates.by_tiling(lambda tiling: tiling.block_rows) * split
+    tiles = candidates.by_tiling(lambda tiling: max(len(tiling.tiles), 1)) * split
+    across = ceil_divs(problem.n, candidates.block_cols)
     busy_sms = candidates.by_schedule(lambda schedule: device.sms_of_clusters(schedule.split_k))
-    blocks = ceil_divs(parts * ceil_divs(problem.n, candidates.block_cols), busy_sms)
+    blocks = ceil_divs(tiles * across, busy_sms)
     resident = resident_blocks_of_each(
         device,
         threads=candidates.cols,
@@ -105,16 +106,17 @@ def work_of(problem: Problem, candidates: UnrolledPlans) -> Work:
     loads = candidates.by_tiling(lambda tiling: int(tiling.nnc.sum()))
     arithmetic = candidates.by_tiling(lambda tiling: int(tiling.nnz.sum()))
     filled = candidates.by_tiling(lambda tiling: tiling.filled_rows)
-    stores = candidates.by_tiling(lambda tiling: tiling.filled_rows + len(tiling.empty_rows))
+    empty = candidates.by_tiling(lambda tiling: len(tiling.empty_rows))
     exchanged = EXCHANGE_INSTRUCTIONS * (split - 1) * filled
     words = candidates.thread_words
     converted = words * loads if problem.dtype.is_16_bit else 0  # each loaded element, to float32
+    zeros = empty * across / (busy_sms * blocks)  # stores of blocks without a tile: spread over all SMs
     return Work(
         candidates,
         blocks,
         np.minimum(np.maximum(resident, 1), blocks),
-        loads / parts,
-        (loads + converted + words * arithmetic + stores + exchanged) / parts,
+        loads / tiles,
+        (loads + converted + words * arithmetic + filled + exchanged) / tiles + zeros,
         loads,
     )
 

@@ -64,8 +64,8 @@ class FeatureSubject:
 
     @cached_property
     def parts(self) -> Ints:
-        """Blocks along M, those that share a tile included."""
-        return self.candidates.by_tiling(lambda tiling: tiling.block_rows) * self.candidates.split_k
+        """Blocks along M that multiply, those that share a tile included."""
+        return self.tiles * self.candidates.split_k
 
     @cached_property
     def nnc_sum(self) -> Ints:
@@ -105,6 +105,9 @@ class FeatureSubject:
 
 Feature = Callable[[FeatureSubject], NDArray[np.generic]]
 
+#: Part of what data sets say about their features: increase it when one of the same name gets another meaning.
+REVISION = 2
+
 
 def _over_least(cost: Callable[[Costs], NDArray[np.float64]]) -> Feature:
     return lambda subject: cost(subject.costs) / subject.least_cycles
@@ -142,7 +145,7 @@ FEATURES: Mapping[str, Feature] = MappingProxyType(
         "resident": lambda s: s.work.resident,  # of these at a time
         "resident_threads": lambda s: s.work.resident * s.candidates.cols,
         "waves": lambda s: ceil_divs(s.work.blocks, s.work.resident),
-        "balance": lambda s: s.launched * s.candidates.split_k / (s.work.blocks * s.problem.device.sms),
+        "balance": lambda s: s.parts * s.column_blocks / (s.work.blocks * s.problem.device.sms),
         # blocks per SM: all, those whose columns are all used, and all weighted by the share of used columns
         "blocks_over_sms": lambda s: s.parts * s.column_blocks / s.problem.device.sms,
         "whole_blocks_over_sms": lambda s: s.parts * (s.problem.n // s.candidates.cols) / s.problem.device.sms,

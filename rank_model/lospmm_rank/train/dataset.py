@@ -26,7 +26,7 @@ from lospmm.problem.device import DEVICES
 from lospmm.problem.problem import Problem
 from lospmm.space.candidates import Schedule, TileSize, UnrolledPlan
 from lospmm.space.estimate import RATES
-from lospmm.space.features import FEATURES, features
+from lospmm.space.features import FEATURES, REVISION, features
 from lospmm.space.reorder import regroup
 from lospmm.tuning.build import for_emitter
 from lospmm_rank.train.lines import AXES, SCHEMA
@@ -108,9 +108,9 @@ WITHOUT_FEATURES = ("request_cycles",)
 
 
 def features_digest() -> str:
-    """Return what features depend on beside the code: their names and the estimate's rates."""
+    """Return what the features are: their names and revision, and the estimate's rates."""
     rates = {name: rate for name, rate in asdict(RATES).items() if name not in WITHOUT_FEATURES}
-    return json.dumps({"features": list(FEATURES), "rates": rates})
+    return json.dumps({"features": list(FEATURES), "revision": REVISION, "rates": rates})
 
 
 def pack(files: Sequence[Path]) -> Dataset:
