@@ -24,7 +24,7 @@ from lospmm.tuning.build import for_emitter
 from lospmm_rank.train import collect
 from lospmm_rank.train.lines import Lines
 from lospmm_rank.train.pool import EmitterPool, Source
-from lospmm_rank.train.problems import MOST_NONZEROS, MOST_PRODUCTS, PATTERNS, drawn
+from lospmm_rank.train.problems import DROPPED, MOST_NONZEROS, MOST_PRODUCTS, PATTERNS, drawn
 from lospmm_rank.train.sample import sampled
 from tests.fixtures import machine_gpu
 from tests.gpu.test_bench import gate_library
@@ -43,13 +43,23 @@ def weights() -> np.ndarray:
 def test_a_number_is_one_problem_for_ever() -> None:
     found = [drawn(number) for number in range(40)]
     assert [one.matrix.fingerprint for one in found[:3]] == [drawn(number).matrix.fingerprint for number in range(3)]
-    assert {one.pattern for one in found} == set(PATTERNS)
+    dropped = [drawn(DROPPED + number) for number in range(12)]
+    assert {one.pattern for one in (*found, *dropped)} == set(PATTERNS)
     assert all(one.matrix.nnz <= MOST_NONZEROS and one.matrix.nnz * one.n <= MOST_PRODUCTS for one in found)
     # To the letter: data that were measured name their problems by number.
-    assert [(one.matrix.m, one.matrix.k, one.n, one.matrix.nnz) for one in found[:2]] == FIRST
+    sizes = [(one.matrix.m, one.matrix.k, one.n, one.matrix.nnz) for one in (*found[:2], *dropped[:2])]
+    assert sizes == [(512, 256, 1024, 2621), (2048, 515, 2048, 105472), *DROPPED_FIRST]
 
 
-FIRST = [(512, 256, 1024, 2621), (2048, 515, 2048, 105472)]
+DROPPED_FIRST = [(2304, 1536, 969, 176947), (1285, 670, 1024, 43048)]
+
+
+def test_dropped_problems_have_empty_rows_and_columns_and_long_rows() -> None:
+    found = [drawn(DROPPED + number).matrix for number in range(12)]
+    empty = [np.mean(one.row_nnz == 0) for one in found]
+    assert max(empty) >= 0.6 and sum(share > 0.1 for share in empty) >= 8
+    assert any(len(np.unique(one.indices)) < 0.9 * one.k for one in found)
+    assert max(one.row_nnz.max() / one.row_nnz[one.row_nnz > 0].mean() for one in found) > 10
 
 
 def test_a_sample_is_different_candidates_with_the_first_among_them() -> None:
@@ -139,8 +149,9 @@ def test_a_dry_run_needs_no_gpu(
 
 
 def test_the_parts_of_a_run_share_the_numbers() -> None:
-    shared = [[one.number for one in itertools.islice(collect.numbered(part, 3), 4)] for part in range(3)]
-    assert sorted(number for part in shared for number in part) == list(range(12))
+    shared = [[one.number for one in itertools.islice(collect.numbered(part, 3), 10)] for part in range(3)]
+    every = sorted(number for part in shared for number in part)
+    assert every == [*range(18), *(DROPPED + number for number in range(18) if number // 3 % 3)]
 
 
 @pytest.mark.slow

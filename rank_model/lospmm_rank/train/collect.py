@@ -37,6 +37,7 @@ from lospmm.toolchain.compile import Compiled
 from lospmm.tuning.options import default_emitter
 from lospmm_rank.train.lines import Lines, about_run, problem_line
 from lospmm_rank.train.pool import EmitterPool, Source, TimedProblem
+from lospmm_rank.train.problems import DROPPED
 
 #: Candidates of a problem.
 CANDIDATES = 60
@@ -165,8 +166,11 @@ def _timed(
 
 
 def numbered(part: int, parts: int, first: int = 0) -> Iterator[Source]:
-    """Yield the drawn problems of a part, without end."""
-    return (Source(number) for number in itertools.count(first + part, parts))
+    """Yield the drawn problems of a part, without end; two of five have empty rows."""
+    for place, number in enumerate(itertools.count(first + part, parts)):
+        yield Source(number)
+        if place % 3:
+            yield Source(DROPPED + number)
 
 
 def of_files(folder: Path, part: int, parts: int) -> list[Source]:

@@ -1,7 +1,8 @@
 """Random training problems, each determined by its number: the ranges of Table 3, widened.
 
 Sizes are those of real layers, and others between; matrices are drawn in several ways, because Algorithm 1 finds more
-in some than in others. A number always stands for the same problem: a change here needs another SEED.
+in some than in others. Numbers from DROPPED on are matrices with empty rows and columns and long rows, as variational
+dropout and l0 regularisation leave them. A number always stands for the same problem: a change here needs another SEED.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,6 +28,10 @@ COLUMNS = (196, 392, 512, 784, 1024, 1024, 1568, 2048, 2048, 3136, 4096, 6272, 1
 BETWEEN = 0.35
 
 SPARSITIES = (0.5, 0.7, 0.8, 0.9, 0.95, 0.98)
+
+#: The first number of a matrix with empty rows; and the most of its columns that are empty.
+DROPPED = 1_000_000
+MOST_EMPTY_COLUMNS = 0.3
 
 #: Points have to be cheap: build time grows with the nonzeros, run time with nonzeros x columns.
 LEAST_NONZEROS = 512
@@ -56,6 +61,32 @@ def _pruned_low_rank(m: int, k: int, sparsity: float, random: np.random.Generato
     return pruned_low_rank(m, k, sparsity, _seed(random), rank=rank, noise=random.uniform(0.2, 1.5))
 
 
+def _variational_dropout(m: int, k: int, sparsity: float, random: np.random.Generator) -> SparseMatrix:
+    return _dropped(m, k, sparsity, random, most_empty=0.95, rows=(0.3, 1.2), columns=(0.3, 0.9))
+
+
+def _l0_regularization(m: int, k: int, sparsity: float, random: np.random.Generator) -> SparseMatrix:
+    return _dropped(m, k, sparsity, random, most_empty=0.4, rows=(0.7, 2.0), columns=(0.2, 0.7))
+
+
+def _dropped(
+    m: int,
+    k: int,
+    sparsity: float,
+    random: np.random.Generator,
+    *,
+    most_empty: float,
+    rows: tuple[float, float],
+    columns: tuple[float, float],
+) -> SparseMatrix:
+    """Draw a matrix with up to a share of ``most_empty`` rows; the cells that are left are at most half full."""
+    empty_rows = most_empty * (2 * sparsity - 1) * random.random()
+    left = 1 - 2 * (1 - sparsity) / (1 - empty_rows)
+    empty_columns = MOST_EMPTY_COLUMNS * left * random.random() ** 2
+    spread = {"rows": random.uniform(*rows), "columns": random.uniform(*columns)}
+    return uneven(m, k, sparsity, _seed(random), **spread, empty_rows=empty_rows, empty_columns=empty_columns)
+
+
 #: How a matrix is drawn, by the name that lines of data carry; a pattern stands here as often as it is to be drawn.
 PATTERNS: Mapping[str, Callable[[int, int, float, np.random.Generator], SparseMatrix]] = MappingProxyType(
     {
@@ -64,8 +95,11 @@ PATTERNS: Mapping[str, Callable[[int, int, float, np.random.Generator], SparseMa
         "uneven columns": _uneven_columns,
         "clustered": _clustered,
         "low rank": _pruned_low_rank,
+        "variational dropout": _variational_dropout,
+        "l0 regularization": _l0_regularization,
     }
 )
+_DROPPED = ("variational dropout", "l0 regularization")
 _DRAWN = ("uniform", "uniform", "uneven rows", "uneven columns", "clustered", "low rank", "low rank")
 
 
@@ -87,7 +121,7 @@ def drawn(number: int) -> Drawn:
         nonzeros = (1 - sparsity) * m * k
         if LEAST_NONZEROS <= nonzeros <= MOST_NONZEROS and nonzeros * n <= MOST_PRODUCTS:
             break
-    pattern = str(random.choice(_DRAWN))
+    pattern = str(random.choice(_DRAWN if number < DROPPED else _DROPPED))
     return Drawn(number, pattern, PATTERNS[pattern](m, k, sparsity, random), n)
 
 
