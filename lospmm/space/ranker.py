@@ -1,6 +1,7 @@
 """The interface of rankers (section 3.5), and the choice of the best-ranked candidates."""
 
 from collections.abc import Sequence
+from itertools import islice
 from typing import Protocol
 
 import numpy as np
@@ -20,17 +21,17 @@ class Ranker(Protocol):
 def shortlist(
     scores: NDArray[np.float64],
     size: int,
-    kinds: NDArray[np.integer] | None = None,
+    kinds: Sequence[NDArray[np.integer]] = (),
     groups: NDArray[np.integer] | None = None,
 ) -> list[int]:
     """Return the indices of the ``size`` lowest scores, best first; ties keep their order.
 
-    ``scores`` is (candidates,). Of candidates of one kind (equal rows of ``kinds``, (candidates, axes)) only the best
-    is taken, unless there are fewer kinds than ``size``. The best of each group (``groups``, (candidates,)) is taken
-    too, as far as ``size`` allows: scores may be biased by group.
+    ``scores`` is (candidates,). Only the best of each kind (equal rows of ``kinds[0]``, (candidates, axes)) is taken;
+    if there are fewer kinds than ``size``, the best of each kind by ``kinds[1]`` come next, and at last any. The best
+    of each group (``groups``, (candidates,)) is taken too, as far as ``size`` allows: scores may be biased by group.
     """
     order: list[int] = np.argsort(scores, kind="stable").tolist()
-    chosen = order[:size] if kinds is None else _of_different_kinds(order, size, kinds)
+    chosen = _distinct(order, size, kinds)
     if groups is None:
         return chosen
     _, first = np.unique(groups[order], return_index=True)
@@ -40,14 +41,15 @@ def shortlist(
     return [index for index in order if index in taken]
 
 
-def _of_different_kinds(order: list[int], size: int, kinds: NDArray[np.integer]) -> list[int]:
-    best: list[int] = []
-    rest: list[int] = []
-    seen: set[bytes] = set()
-    for index in order:
-        kind = kinds[index].tobytes()
-        (rest if kind in seen else best).append(index)
-        seen.add(kind)
-        if len(best) == size:
-            break
-    return (best + rest)[:size]
+def _distinct(order: Sequence[int], size: int, kinds: Sequence[NDArray[np.integer]]) -> list[int]:
+    chosen: dict[int, None] = {}
+    for axes in kinds:
+        seen = {axes[index].tobytes() for index in chosen}
+        for index in order if len(chosen) < size else ():
+            if (kind := axes[index].tobytes()) not in seen:
+                seen.add(kind)
+                chosen[index] = None
+                if len(chosen) == size:
+                    break
+    others = (index for index in order if index not in chosen)
+    return [*chosen, *islice(others, size - len(chosen))]

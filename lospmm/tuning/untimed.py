@@ -81,7 +81,7 @@ def _of_all_kinds(
         return []
     splits = np.array([one.plan.schedule.split_k for one in listed])
     kinds = np.column_stack((np.array([kind_of(one.plan) for one in listed]), splits))
-    chosen = shortlist(np.array([one.score for one in listed]), size, kinds, splits)
+    chosen = shortlist(np.array([one.score for one in listed]), size, [kinds], splits)
     return [listed[at] for at in chosen]
 
 

@@ -177,8 +177,11 @@ def test_the_shortlist_is_the_lowest_scores_in_order() -> None:
 
 def test_the_shortlist_has_the_best_of_each_kind_first() -> None:
     scores = np.array([3.0, 1.0, 2.0, 1.5, 4.0])
-    kinds = np.array([[1, 2], [1, 2], [1, 3], [1, 3], [1, 2]])
+    kinds = [np.array([[1, 2], [1, 2], [1, 3], [1, 3], [1, 2]])]
     assert shortlist(scores, 2, kinds) == [1, 3]
     assert shortlist(scores, 3, kinds) == [1, 3, 2]  # fewer kinds than asked for: then the next best
     assert shortlist(scores, 9, kinds) == [1, 3, 2, 0, 4]
-    assert shortlist(scores, 3, np.arange(5).reshape(5, 1)) == [1, 3, 2]
+    finer = np.array([[0], [1], [2], [2], [3]])
+    assert shortlist(scores, 3, [*kinds, finer]) == [1, 3, 0]  # or of each finer kind
+    assert shortlist(scores, 5, [*kinds, finer]) == [1, 3, 0, 4, 2]
+    assert shortlist(scores, 3, [np.arange(5).reshape(5, 1)]) == [1, 3, 2]
