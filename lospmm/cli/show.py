@@ -14,13 +14,14 @@ from lospmm.errors import printable
 from lospmm.families.candidate import UNROLLED
 from lospmm.gpu.compare import Comparison
 from lospmm.gpu.libraries import BASELINES, BaselineTime
+from lospmm.problem.device import DEVICES
 from lospmm.problem.problem import Problem
 from lospmm.space.candidates import TileSize
 from lospmm.space.explore import Space
 from lospmm.store import Entry
 from lospmm.tuning.options import DENSE, is_experimental
 from lospmm.tuning.replay import Replay
-from lospmm_rank.predict.corrections import SURE, is_learned
+from lospmm_rank.predict.corrections import SURE, card_of, is_learned
 
 #: Stages shorter than this are not listed.
 SHOWN_SECONDS = 0.005
@@ -204,7 +205,8 @@ def _chosen(manifest: Mapping[str, Any]) -> str:
     nearest = sorted(others, key=others.__getitem__)[:SHOWN_OTHERS]
     forecasts = [f"{own} {search['estimated_micros']:.1f} us", *(f"{name} {others[name]:.1f}" for name in nearest)]
     if (dense := search["dense_forecast_micros"]) is not None:
-        least = "" if is_learned(manifest["device"]) else "at least "
+        device = DEVICES.get(manifest["device"])
+        least = "" if device is not None and is_learned(card_of(device)) else "at least "
         forecasts.append(f"cuBLAS {least}{dense:.1f}")
     is_near = own == UNROLLED and min(others.values(), default=math.inf) < search["estimated_micros"]
     why = f"; another wins only below {SURE:.0%} of unrolled" if is_near else ""

@@ -13,7 +13,8 @@ from lospmm.space.estimate import estimate_micros
 from lospmm.space.ranker import Ranker
 from lospmm.tuning.options import Options
 from lospmm_rank.predict import lambdamart, untimed
-from lospmm_rank.predict.corrections import corrections_digest
+from lospmm_rank.predict.cards import card_for
+from lospmm_rank.predict.corrections import card_of, corrections_digest
 from lospmm_rank.predict.lambdamart import find_model, model_path, ranker_for
 
 
@@ -51,7 +52,8 @@ def untimed_model(problem: Problem, options: Options) -> Path | None:
     if options.measure == "gpu" or options.ranker != "lambdamart" or options.emitter != "sass" or not is_learned:
         return None
     beside = lambdamart.find_model(device)
-    path = untimed.WEIGHTS / f"{device.name}{untimed.SUFFIXES[0]}"
+    trained = {file.stem for file in untimed.WEIGHTS.glob("*.json")}
+    path = untimed.WEIGHTS / f"{card_for(device, trained)}{untimed.SUFFIXES[0]}"
     return path if beside is not None and beside.parent == lambdamart.WEIGHTS and path.is_file() else None
 
 
@@ -61,6 +63,6 @@ def digests(problem: Problem, options: Options) -> dict[str, str | None]:
     ``options`` are resolved. Raises Unsupported if they ask for a rank model and the device has none.
     """
     ranker = lambdamart.model_digest(problem.device) if options.ranker == "lambdamart" else None
-    found = {"ranker": ranker, "forecasts": corrections_digest(problem.device.name)}
+    found = {"ranker": ranker, "forecasts": corrections_digest(card_of(problem.device))}
     path = untimed_model(problem, options)
     return found if path is None else {**found, "untimed": untimed.digest_of(path)}

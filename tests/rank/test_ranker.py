@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,8 @@ from lospmm.settings import settings
 from lospmm.space.estimate import estimate_micros
 from lospmm.space.features import FEATURES
 from lospmm.tuning.build import for_emitter
-from lospmm_rank.predict import lambdamart, library
+from lospmm_rank.predict import corrections, lambdamart, library
+from lospmm_rank.predict.cards import card_for
 from lospmm_rank.train.dataset import Dataset, pack, renewed
 from lospmm_rank.train.evaluate import evaluate
 from lospmm_rank.train.fit import GRADES, grades, train
@@ -139,8 +141,21 @@ def test_what_the_estimate_puts_last_comes_behind_what_the_model_saw(
     np.testing.assert_array_equal(scores[unseen], estimates[unseen])
 
 
+def test_a_gpu_that_nobody_timed_has_the_models_of_the_most_alike_of_its_architecture() -> None:
+    trained = {"h200", "h100", "a100"}
+    half = replace(DEVICES["h200"], name="h200-half", sms=66, l2_bytes=30 << 20, memory_bandwidth=2.4e12)
+    wanted = {"h200": "h200", "h100": "h100", "h100-pcie": "h100", "v100": "v100", "b200": "b200"}
+    assert {name: card_for(DEVICES[name], trained) for name in wanted} == wanted
+    assert card_for(half, trained) == card_for(half, {"h200"}) == "h200"
+    assert card_for(DEVICES["h100"], set()) == "h100"
+    for own in (DEVICES["h100-pcie"], half):
+        assert lambdamart.find_model(own) == lambdamart.WEIGHTS / f"{card_for(own, lospmm_rank.TRAINED)}.txt"
+        assert corrections.is_learned(corrections.card_of(own))
+    assert not corrections.is_learned(corrections.card_of(DEVICES["a100"]))
+
+
 def test_a_gpu_without_a_model_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(Unsupported, match=r"no model was trained for a100 \(for h200\); train one on that GPU"):
+    with pytest.raises(Unsupported, match=r"no model was trained for a100 or its architecture \(for .*\); train one"):
         lambdamart.ranker_for(DEVICES["a100"])
     assert {path.stem for path in lambdamart.WEIGHTS.glob("*.txt")} == lospmm_rank.TRAINED
 

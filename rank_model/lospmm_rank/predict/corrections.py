@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from lospmm.families.traits import Traits
 from lospmm.problem.device import DeviceSpec
 from lospmm.space.estimate import INSTRUCTION_BYTES, ISSUE_SLOTS, RATES
+from lospmm_rank.predict.cards import card_for
 
 WEIGHTS = Path(__file__).parents[1] / "weights" / "families"
 
@@ -217,6 +218,16 @@ def corrected(
     found: NDArray[np.float64] = micros * factors.max()
     found[looked_at] = micros[looked_at] * factors
     return found
+
+
+def card_of(device: DeviceSpec) -> str:
+    """Return the name of the GPU whose corrections are used for ``device``; without any, its own."""
+    return card_for(device, _learned())
+
+
+@cache
+def _learned() -> frozenset[str]:
+    return frozenset(path.stem for path in WEIGHTS.glob(f"*{SUFFIX}"))
 
 
 @cache

@@ -1,7 +1,7 @@
 """The trained ranker: a cascade of the estimate, which sorts a whole space, and a model for its top.
 
 A model is a file ``<device>.txt`` as LightGBM writes it, in ``weights`` or in the folder of LOSPMM_RANKERS, which has
-precedence. It is for one GPU; a request for another GPU is refused.
+precedence. It serves its GPU, and those of the same architecture that have none (``cards``); others are refused.
 """
 
 import hashlib
@@ -22,6 +22,7 @@ from lospmm.space.features import FEATURES, FeatureSubject, features_of
 from lospmm.space.ranker import Ranker
 from lospmm_rank import TRAINED
 from lospmm_rank.predict.booster import Booster, NotAModel
+from lospmm_rank.predict.cards import card_for
 
 WEIGHTS = Path(__file__).parents[1] / "weights"
 
@@ -79,7 +80,8 @@ def find_model(device: DeviceSpec) -> Path | None:
     if (own := settings().rankers) is not None and not own.is_dir():
         raise BadSettings(f"LOSPMM_RANKERS: {own} is not a folder; `lospmm train-ranker --out` makes one")
     folders = (folder for folder in (own, WEIGHTS) if folder is not None)
-    files = (folder / f"{device.name}.txt" for folder in folders)
+    own_files = (folder / f"{device.name}.txt" for folder in folders)
+    files = (*own_files, WEIGHTS / f"{card_for(device, TRAINED)}.txt")
     return next((file for file in files if file.is_file()), None)
 
 
@@ -88,8 +90,8 @@ def model_path(device: DeviceSpec) -> Path:
     if (path := find_model(device)) is not None:
         return path
     raise Unsupported(
-        f"--ranker lambdamart: no model was trained for {device.name} (for {', '.join(sorted(TRAINED))}); train one on "
-        f"that GPU (lospmm train-ranker), or use --ranker none"
+        f"--ranker lambdamart: no model was trained for {device.name} or its architecture (for "
+        f"{', '.join(sorted(TRAINED))}); train one on that GPU (lospmm train-ranker), or use --ranker none"
     )
 
 
