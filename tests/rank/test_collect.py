@@ -23,7 +23,7 @@ from lospmm.space.estimate import estimate_micros
 from lospmm.tuning.build import for_emitter
 from lospmm_rank.train import collect
 from lospmm_rank.train.lines import Lines
-from lospmm_rank.train.pool import EmitterPool, Source
+from lospmm_rank.train.pool import EmitterPool, Source, numbered
 from lospmm_rank.train.problems import DROPPED, MOST_NONZEROS, MOST_PRODUCTS, PATTERNS, drawn
 from lospmm_rank.train.sample import sampled
 from tests.fixtures import machine_gpu
@@ -149,7 +149,7 @@ def test_a_dry_run_needs_no_gpu(
 
 
 def test_the_parts_of_a_run_share_the_numbers() -> None:
-    shared = [[one.number for one in itertools.islice(collect.numbered(part, 3), 10)] for part in range(3)]
+    shared = [[one.number for one in itertools.islice(numbered(part, 3), 10)] for part in range(3)]
     every = sorted(number for part in shared for number in part)
     assert every == [*range(18), *(DROPPED + number for number in range(18) if number // 3 % 3)]
 

@@ -36,8 +36,7 @@ from lospmm.settings import settings
 from lospmm.toolchain.compile import Compiled
 from lospmm.tuning.options import default_emitter
 from lospmm_rank.train.lines import Lines, about_run, problem_line
-from lospmm_rank.train.pool import EmitterPool, Source, TimedProblem
-from lospmm_rank.train.problems import DROPPED
+from lospmm_rank.train.pool import EmitterPool, Source, TimedProblem, numbered
 
 #: Candidates of a problem.
 CANDIDATES = 60
@@ -163,14 +162,6 @@ def _timed(
     for future in kernels[len(found) :]:
         future.cancel()
     return found
-
-
-def numbered(part: int, parts: int, first: int = 0) -> Iterator[Source]:
-    """Yield the drawn problems of a part, without end; two of five have empty rows."""
-    for place, number in enumerate(itertools.count(first + part, parts)):
-        yield Source(number)
-        if place % 3:
-            yield Source(DROPPED + number)
 
 
 def of_files(folder: Path, part: int, parts: int) -> list[Source]:

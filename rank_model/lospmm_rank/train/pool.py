@@ -3,11 +3,13 @@
 What the kernels of a problem have in common is written to a file once, which each process reads once.
 """
 
+import itertools
 import multiprocessing
 import os
 import pickle
 import tempfile
 import threading
+from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
@@ -27,7 +29,7 @@ from lospmm.space.estimate import estimate_micros
 from lospmm.store import Store
 from lospmm.toolchain.compile import Compiled
 from lospmm.tuning.build import build, for_emitter
-from lospmm_rank.train.problems import SEED, drawn
+from lospmm_rank.train.problems import DROPPED, SEED, drawn
 from lospmm_rank.train.sample import sampled
 
 
@@ -44,6 +46,14 @@ class Source:
     def key(self) -> str:
         """Name of the problem in a line of data."""
         return str(self.number) if self.file is None else self.file
+
+
+def numbered(part: int, parts: int, first: int = 0) -> Iterator[Source]:
+    """Yield the drawn problems of a part, without end; two of five have empty rows."""
+    for place, number in enumerate(itertools.count(first + part, parts)):
+        yield Source(number)
+        if place % 3:
+            yield Source(DROPPED + number)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
