@@ -73,6 +73,7 @@ FIELDS = {
         "families",
         "dense_forecast_micros",
         "memory",
+        "expected_gain",
     },
     "seconds": {"total", *STAGES},
     "verified": {"on", "max_relative_error", "columns"},

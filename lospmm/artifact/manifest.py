@@ -115,6 +115,7 @@ class SearchSummary:
     families: tuple[FamilySummary, ...] = ()
     dense_forecast_micros: float | None = None
     memory: str = "fast"
+    expected_gain: float | None = None  # share of the time that a longer search is expected to save; null: unknown
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,7 @@ class Known:
     choice: Choice | None = None  # None: no unrolled kernel, or surely a slow one
     pool: Pool | None = None  # unrolled candidates that a search may time; None: not built yet
     trials: tuple[Trial, ...] = ()  # in the order of timing
+    unrolled_gain: float | None = None  # expected of one more unrolled kernel, as a share of the least time of them
 
     def plans_of(self, family: str) -> tuple[Candidate, ...]:
         """Return the plans of a family, the best forecast first."""

@@ -137,10 +137,12 @@ def race_unrolled(
                     begin(surrogate.most_promising(trials, waiting, policy.batch))
     finally:
         runner.drop()
+    with stages.part("rank"):
+        gain = surrogate.expected_gain(trials)
     if not is_ended():
         trials = timed_again(timed_again(trials, runner, (policy.sure,)), runner, policy.finals)
-    shown = tuple(first[: len(known.choice.shortlist)])
-    return replace(known, choice=replace(known.choice, shortlist=shown), trials=(*known.trials, *trials))
+    shown = replace(known.choice, shortlist=tuple(first[: len(known.choice.shortlist)]))
+    return replace(known, choice=shown, trials=(*known.trials, *trials), unrolled_gain=gain)
 
 
 def _first_unrolled(problem: Problem, choice: Choice, locksteps: Sequence[int], policy: Policy) -> list[Candidate]:

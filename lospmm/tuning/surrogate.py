@@ -8,6 +8,7 @@ benchmarks/results/paper_exhaustive.jsonl.gz, by a replay of the search
 (``git show 4d5cd0a:benchmarks/search_replay.py``).
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence, Set
 from functools import cache
 
@@ -78,9 +79,34 @@ class Surrogate:
         self._taken |= set(chosen)
         return [unrolled(self.pool[index], float(np.exp(self.pool.forecast[index]))) for index in chosen]
 
+    def expected_gain(self, trials: Sequence[Trial]) -> float | None:
+        """Return the greatest expected improvement of a candidate that was not timed, as a share of the least time.
+
+        In 40 searches replayed on times of an H200 it was 5 % after ten kernels, 3 % after 22 and 1 % after 46, in the
+        mean; the rest of a search, of 94 kernels, gained 5, 2 and 1 %. None if no kernel ran.
+        """
+        ran = {one.candidate.plan: one.micros for one in trials if one.has_run and _is_alike(one.candidate)}
+        if not ran:
+            return None
+        with _blas().limit(limits=1):
+            order, improvement = self._improvements(ran, ())
+        timed = {self.pool.find(one.tile, one.schedule) for one in ran}
+        left = [gain for index, gain in zip(order.tolist(), improvement.tolist(), strict=True) if index not in timed]
+        return 1 - math.exp(-max(left, default=0.0))
+
     def _most_promising(
         self, micros: Mapping[UnrolledPlan, float], waiting: Sequence[UnrolledPlan], count: int
     ) -> list[int]:
+        order, improvement = self._improvements(micros, waiting)
+        # Rounded, as the last bits differ between processors.
+        promising = order[np.argsort(-improvement.round(9), kind="stable")]
+        leader = [index for index in self._leaders.tolist() if index not in self._taken][:1]
+        return leader + self._diverse(promising, count - len(leader), {*self._taken, *leader})
+
+    def _improvements(
+        self, micros: Mapping[UnrolledPlan, float], waiting: Sequence[UnrolledPlan]
+    ) -> tuple[Ints, Floats]:
+        """Return the JUDGED candidates of least mean, and the expected fall of the logarithm of the least time."""
         self._add([*micros, *waiting])
         timed = self._numbers_of(micros)
         residuals = np.log(list(micros.values())) - self._forecast[timed]
@@ -92,11 +118,7 @@ class Surrogate:
             timed, residuals = np.concatenate((timed, numbers)), np.concatenate((residuals, expected))
         order, means, deviations = self._lowest(timed, residuals, mean)
         gain = (np.log(min(micros.values())) - means) / deviations
-        improvement = deviations * (gain * ndtr(gain) + np.exp(-gain * gain / 2) / np.sqrt(2 * np.pi))
-        # Rounded, as the last bits differ between processors.
-        promising = order[np.argsort(-improvement.round(9), kind="stable")]
-        leader = [index for index in self._leaders.tolist() if index not in self._taken][:1]
-        return leader + self._diverse(promising, count - len(leader), {*self._taken, *leader})
+        return order, deviations * (gain * ndtr(gain) + np.exp(-gain * gain / 2) / np.sqrt(2 * np.pi))
 
     def _diverse(self, order: Ints, count: int, taken: Set[int]) -> list[int]:
         """Return the first ``count`` of ``order``, at most OF_A_KIND of a kind while there are others."""
