@@ -33,7 +33,7 @@ from lospmm_rank.predict.corrections import (
     unrolled_micros,
 )
 
-#: With fewer nonzeros the unrolled family is always searched: that takes a few seconds.
+#: With fewer nonzeros and no budget the unrolled family is always searched: that takes a few seconds.
 LEAST_NONZEROS = 500_000
 
 #: The unrolled family is far behind if its forecast is more than this times another family's time.
@@ -61,15 +61,16 @@ def others_first(problem: Problem, options: Options, known: Known) -> float | No
     """Return ``fastest_micros`` if other families are timed before the unrolled one; None if not.
 
     The unrolled family is first without a GPU, with proxies, if families were chosen by name, if A is small, or if its
-    forecast is well ahead; with a budget, if it is ahead at all.
+    forecast is well ahead; with a budget, if it is ahead at all, however small A is.
     """
     is_asked = options.measure == "gpu" and options.trials == "full" and options.emitter == EMITTER
-    if not is_asked or options.family_names != FAMILY_NAMES or problem.matrix.nnz < LEAST_NONZEROS:
+    is_short = options.budget_seconds is not None  # time may be up before the second family is timed
+    is_large = is_short or problem.matrix.nnz >= LEAST_NONZEROS
+    if not is_asked or options.family_names != FAMILY_NAMES or not is_large:
         return None
     micros = fastest_micros(problem)
     if micros is None or not known.plans:
         return None
-    is_short = options.budget_seconds is not None  # time may be up before the second family is timed
     limit_micros = micros if is_short else PROMISING * micros
     return micros if known.plans[0].score <= limit_micros else None
 

@@ -1,6 +1,6 @@
 """A budget counts from its beginning, but for what it is paused for, and keeps something back for the end."""
 
-from lospmm.tuning.budget import Budget
+from lospmm.tuning.budget import LEAST_SEARCH_SECONDS, Budget
 
 
 class Time:
@@ -48,4 +48,18 @@ def test_what_is_measured_in_the_end_takes_as_long_as_the_longest_so_far() -> No
     time.seconds += 36.0
     assert budget.left == 18.0 and not budget.is_over
     time.seconds += 1.0
+    assert budget.is_over
+
+
+def test_a_search_that_begins_late_times_some_kernels_all_the_same() -> None:
+    time = Time()
+    budget = Budget(1.0, measurements=4, clock=time)
+    time.seconds += 1.5  # the GPU started
+    assert budget.is_over
+    for seconds in (LEAST_SEARCH_SECONDS / 2, LEAST_SEARCH_SECONDS / 4):
+        with budget.measuring():
+            assert not budget.is_over
+            time.seconds += seconds
+    assert not budget.is_over
+    time.seconds += LEAST_SEARCH_SECONDS / 4
     assert budget.is_over

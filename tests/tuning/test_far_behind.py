@@ -28,7 +28,7 @@ from lospmm.store import Store
 from lospmm.toolchain.compile import Compiled
 from lospmm.tuning import forecast, jobs, prepare, race, request, runner, session
 from lospmm.tuning.build import build
-from lospmm.tuning.forecast import LEAST_NONZEROS, others_first
+from lospmm.tuning.forecast import LEAST_NONZEROS, expected_gain, others_first
 from lospmm.tuning.known import Known
 from lospmm.tuning.options import Options
 from lospmm.tuning.plans import plans_for
@@ -256,12 +256,26 @@ def test_what_is_well_ahead_comes_first() -> None:
 
 
 def test_with_a_budget_the_better_forecast_comes_first() -> None:
-    """As time may be up before the second has its turn."""
-    near = large(0.94)
-    micros, short = forecast.fastest_micros(near), Options(**TIMED, budget_seconds=20.0)
-    assert micros is not None
-    assert others_first(near, short, known_with(1.01 * micros)) is None
-    assert others_first(near, short, known_with(0.99 * micros)) == micros
+    """As time may be up before the second has its turn; of a small A too, which is always searched without one."""
+    short = Options(**TIMED, budget_seconds=20.0)
+    for near in (large(0.94), SMALL):
+        micros = forecast.fastest_micros(near)
+        assert micros is not None
+        assert others_first(near, short, known_with(1.01 * micros)) is None
+        assert others_first(near, short, known_with(0.99 * micros)) == micros
+    assert others_first(SMALL, Options(**TIMED), known_with(0.1 * micros)) is None
+
+
+def test_a_longer_search_gains_by_what_is_forecast_to_be_faster_and_was_not_timed() -> None:
+    timed = timed_in(10.0)
+    assert timed.choice is None
+    assert expected_gain(timed) == 0.0  # the unrolled kernel is forecast to take 100 us
+    assert expected_gain(replace(timed, unrolled_micros=8.0)) == pytest.approx(0.2)
+    assert expected_gain(replace(timed, unrolled_micros=None)) is None  # all was timed
+    other = Candidate("hyb", None, 5.0)
+    assert expected_gain(replace(timed, plans=(*timed.plans, other))) == pytest.approx(0.5)
+    for nothing in (timed_in(None), known_with(5.0)):
+        assert expected_gain(nothing) is None
 
 
 def timed_in(micros: float | None) -> Known:

@@ -268,6 +268,7 @@ def test_a_budget_cuts_a_build_short_once_something_ran(
 ) -> None:
     time = Time()
     budget = Budget(60.0, clock=time)
+    monkeypatch.setattr("lospmm.tuning.budget.LEAST_SEARCH_SECONDS", 0.0)
 
     def slow(problem: Problem, candidate: Candidate, *args: Any, cancel: threading.Event, **options: Any) -> Build:
         if candidate is CANDIDATES[0]:
