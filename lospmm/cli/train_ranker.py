@@ -26,6 +26,10 @@ def train_ranker(
         Path | None,
         typer.Option("--matrices", help="The folder of the matrix files that DATA was measured on."),
     ] = None,
+    also: Annotated[
+        list[Path] | None,
+        typer.Option("--also", help="A .npz of another GPU's kernels to learn from too; may be repeated."),
+    ] = None,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
@@ -41,6 +45,7 @@ def train_ranker(
         tell = say(quiet=quiet)
         orders = collect.Orders(out=data, seconds=collect_seconds)
         tell(str(collect.run(orders, lambda tally: tell(str(tally)))))
+    others = [dataset.load(file) for file in also or ()]
     with reported(quiet=quiet) as progress:
         measured = dataset.pack(_lines_in(data)) if data.is_dir() else dataset.load(data)
         devices = sorted(set(measured.device.tolist()))
@@ -54,9 +59,9 @@ def train_ranker(
                 progress=lambda done, total: progress("features", done, total),
             )
             progress("features", 1, 1)
-        trained = fit.train(measured, progress=lambda done, total: progress("train", done, total))
+        trained = fit.train(measured, others, progress=lambda done, total: progress("train", done, total))
         progress("train", 1, 1)
-        about = card.card_of(measured, trained)
+        about = card.card_of(measured, trained, others)
         progress("evaluate", 1, 1)
     out.mkdir(parents=True, exist_ok=True)
     if is_stale:

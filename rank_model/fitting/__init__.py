@@ -10,8 +10,8 @@
 
 untimed, dense_times, large, estimate_on_gpu and tensor_core time what is learned from, on a GPU; families_forecasts
 takes new forecasts into families.jsonl, which lies in benchmarks/results. narrow.jsonl has times of 16-bit kernels of
-one and two columns to a thread, which gave ``Rates.request_cycles``. The rank model itself,
-lospmm_rank/weights/h200.txt, is made by ``lospmm train-ranker rank_model/data/h200.npz``.
+one and two columns to a thread, which gave ``Rates.request_cycles``. rank_model/README.md says
+what makes the rank models; weights/untimed is fitted on the score of the H200's.
 """
 
 from pathlib import Path

@@ -5,4 +5,4 @@ and ``lambdamart`` is the ranker.
 """
 
 #: GPUs that the models that come with lospmm were trained on.
-TRAINED = frozenset({"h200"})
+TRAINED = frozenset({"h100", "h200"})

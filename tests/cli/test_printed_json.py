@@ -14,7 +14,7 @@ from lospmm.gpu.timing import Timing
 from tests.docs.pages import ROOT, entries, printed_fields, section
 
 #: Objects of the card whose fields are names of what there happens to be.
-CARD_NAMES = ("problems", "ranges", "provenance", "parameters", "importance", "orders", "by")
+CARD_NAMES = ("problems", "ranges", "provenance", "parameters", "others", "importance", "orders", "by")
 
 TIMING = Timing(20.0, 0.01, 15)
 FAST, SLOW = VariantTime("CSR_ALG2", TIMING, 1e-7, None), VariantTime("CSR_ALG3", None, None, "a reason")

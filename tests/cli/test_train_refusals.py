@@ -24,6 +24,7 @@ pytestmark = pytest.mark.usefixtures("own_cache")
         ("empty", ["--collect", "inf"], "--collect inf: give seconds, 0 or more"),
         ("empty", ["--matrices", "gone"], "--matrices gone: there is no such folder"),
         ("empty", ["--matrices", "array.npy"], "--matrices array.npy: there is no such folder"),
+        ("empty", ["--also", "gone.npz"], "gone.npz: cannot be read: No such file or directory"),
         ("empty", ["--out", "array.npy"], "array.npy: is a file; name a folder"),
     ],
 )

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from lospmm_rank import TRAINED
 from lospmm_rank.predict.lambdamart import WEIGHTS
 from lospmm_rank.train.metrics import TOPS
 from tests.docs.pages import DOCS
@@ -14,31 +15,38 @@ NAMES = {"estimate": "the estimate", "lambdamart": "LambdaMART"}
 SPLITS = {"test": "drawn", "real": "real"}
 
 
-def card(device: str = "h200") -> dict[str, Any]:
+def card(device: str) -> dict[str, Any]:
     content: dict[str, Any] = json.loads((WEIGHTS / f"{device}.json").read_text())
     return content
 
 
 def orders() -> str:
-    """The losses of both orders on drawn and on real problems."""
+    """Losses and rank correlation of both orders on drawn and on real problems, of each GPU."""
     lines = [
-        (f"{SPLITS[result['split']]}, {shown}", *(f"{result['orders'][name][f'loss_top_{top}']:.1%}" for top in TOPS))
-        for result in card()["results"]
-        for name, shown in NAMES.items()
+        (f"{device.upper()}, {SPLITS[result['split']]}", *(_figures(result["orders"][name]) for name in NAMES))
+        for device in sorted(TRAINED)
+        for result in card(device)["results"]
     ]
-    return table(("problems, order", *(f"loss of top {top}" for top in TOPS)), lines, right=len(TOPS))
+    return table(("problems", *NAMES.values()), lines, right=len(NAMES))
+
+
+def _figures(order: dict[str, float]) -> str:
+    losses = "/".join(f"{100 * order[f'loss_top_{top}']:.1f}" for top in TOPS)
+    return f"{losses}, {order['rank_correlation']:.2f}"
 
 
 def data() -> str:
-    """What the model was trained and tested on."""
-    found = card()
-    counts, ranges = found["data"]["problems"], found["data"]["ranges"]
-    sizes = ", ".join(f"{name} {low:,} to {high:,}" for name, (low, high) in ranges.items())
-    about = found["data"]["provenance"][0]
+    """What the models were trained and tested on."""
+    return "".join(_data(device) for device in sorted(TRAINED))
+
+
+def _data(device: str) -> str:
+    found = card(device)["data"]
+    counts = found["problems"]
+    real = f" and {counts['real']} real layers" if counts["real"] else ""
     return (
-        f"H200: {found['data']['kernels']:,} kernels of {counts['train']:,} drawn problems to learn from, "
-        f"{counts['validation']} to stop by and {counts['test']} to test, and of {counts['real']} real layers to test. "
-        f"{sizes}. Driver {about['driver']}, commit `{about['commit']}`.\n"
+        f"- {device.upper()}: {found['kernels']:,} kernels; {counts['train']} problems to learn from, "
+        f"{counts['validation']} to stop by, {counts['test']}{real} to test.\n"
     )
 
 

@@ -21,7 +21,8 @@ from lospmm.space.features import FEATURES
 from lospmm.tuning.build import for_emitter
 from lospmm_rank.predict import corrections, lambdamart, library
 from lospmm_rank.predict.cards import card_for
-from lospmm_rank.train.dataset import Dataset, pack, renewed
+from lospmm_rank.train.card import as_text, card_of
+from lospmm_rank.train.dataset import NO_FEATURES, Dataset, pack, renewed
 from lospmm_rank.train.evaluate import evaluate
 from lospmm_rank.train.fit import GRADES, grades, train
 from lospmm_rank.train.metrics import METRICS, Judged, loss, ndcg, rank_correlation
@@ -90,6 +91,24 @@ def test_training_twice_gives_the_same_model_which_finds_what_the_estimate_does_
     assert found["lambdamart"]["rank_correlation"] > found["estimate"]["rank_correlation"]
     assert found["lambdamart"]["loss_top_1"] < found["estimate"]["loss_top_1"] < found["none"]["loss_top_1"]
     assert set(found["none"]) == set(METRICS)
+
+
+@pytest.mark.slow
+def test_a_model_learns_from_another_gpu_too(packed: Dataset) -> None:
+    few = (packed.key.astype(int) % 10 < 2) | (np.arange(len(packed.key)) % 4 == 0)  # the others' kernels failed
+    own = replace(packed, micros=np.where(few[packed.problem], packed.micros, np.nan).astype(np.float32))
+    alone, helped = train(own), train(own, [packed])
+    assert helped.text != alone.text
+    found = [
+        evaluate(packed, library.lightgbm().Booster(model_str=one.text), "train")["orders"]["lambdamart"]["ndcg"]
+        for one in (alone, helped)
+    ]
+    assert found[1] > found[0]
+    about = card_of(own, helped, [packed])
+    assert about["training"]["others"] == {"h200": packed.digest} and packed.digest[:16] in as_text(about)
+    stale = replace(packed, about=np.array([*packed.about[:-1], NO_FEATURES]))
+    with pytest.raises(BadRequest, match="cannot be trained on"):
+        train(own, [stale])
 
 
 @pytest.fixture

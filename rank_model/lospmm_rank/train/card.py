@@ -16,15 +16,15 @@ SCHEMA = 1
 
 #: Limits that no figure of a card shows.
 LIMITS = (
-    "It knows one GPU, the one that is named here, and the kernels of one emitter.",
+    "It is for one GPU, the one that is named here, and the kernels of one emitter.",
     "It was trained on drawn matrices in float32, with B read from memory, and on the ranges of sizes named here.",
     "Losses are relative to the fastest of the kernels that were measured of a problem, a sample of its space.",
     "It puts in order what the estimate puts first; what the estimate misses, it does not find.",
 )
 
 
-def card_of(dataset: Dataset, trained: Trained) -> dict[str, Any]:
-    """Return the card as JSON data. Raises as ``train``."""
+def card_of(dataset: Dataset, trained: Trained, others: Sequence[Dataset] = ()) -> dict[str, Any]:
+    """Return the card as JSON data; arguments are those of ``train``. Raises as ``train``."""
     booster = lightgbm().Booster(model_str=trained.text)
     split = dataset.split
     counts = {name: len(dataset.of_split(name)) for name in SPLITS}
@@ -47,6 +47,7 @@ def card_of(dataset: Dataset, trained: Trained) -> dict[str, Any]:
             "grades": GRADES,
             "worthless": WORTHLESS,
             "trees": trained.trees,
+            "others": {str(other.device[0]): other.digest for other in others},
             "features": list(FEATURES),
             "lightgbm": lightgbm().__version__,
             "lospmm": __version__,
@@ -81,12 +82,17 @@ def as_text(card: Mapping[str, Any]) -> str:
     ranges = ", ".join(f"{name} {low:,} to {high:,}" for name, (low, high) in data["ranges"].items())
     problems = ", ".join(f"{count:,} for {name}" for name, count in data["problems"].items())
     importance = ", ".join(f"`{name}`" for name in list(card["importance"])[:8])
+    others = "".join(
+        f" It learned from the kernels of {name} too, whose digest is `{digest[:16]}`."
+        for name, digest in training["others"].items()
+    )
     parts = [
         f"# The rank model of {', '.join(card['device'])}",
         f"LambdaMART, {training['trees']} trees of {training['parameters']['num_leaves']} leaves, by LightGBM "
         f"{training['lightgbm']}; kernels of emitter {', '.join(card['emitter'])}.",
         f"{data['kernels']:,} kernels of {sum(data['problems'].values()):,} problems: {problems}. {ranges}. The digest "
-        f"of the measurements is `{data['digest'][:16]}`; what they were made with is in the JSON beside this page.",
+        f"of the measurements is `{data['digest'][:16]}`; what they were made with is in the JSON beside this page."
+        + others,
         f"The features that gain it most: {importance}.",
         *[part for result in card["results"] for part in _result(result)],
         "## Limits",
