@@ -185,3 +185,10 @@ def test_the_shortlist_has_the_best_of_each_kind_first() -> None:
     assert shortlist(scores, 3, [*kinds, finer]) == [1, 3, 0]  # or of each finer kind
     assert shortlist(scores, 5, [*kinds, finer]) == [1, 3, 0, 4, 2]
     assert shortlist(scores, 3, [np.arange(5).reshape(5, 1)]) == [1, 3, 2]
+
+
+@given(st.lists(st.tuples(st.floats(0, 9), *[st.integers(0, 2)] * 3), min_size=1, max_size=30), st.integers(1, 9))
+def test_no_kind_and_no_group_moves_the_first(rows: list[tuple[float, int, int, int]], size: int) -> None:
+    scores, *kinds, groups = (np.array(column) for column in zip(*rows, strict=True))
+    chosen = shortlist(scores, size, [kind.reshape(-1, 1) for kind in kinds], groups)
+    assert chosen[0] == scores.argmin() and len(set(chosen)) == min(size, len(rows))
