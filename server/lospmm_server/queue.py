@@ -128,15 +128,8 @@ def claim(database: Database, owner: str, gpu: str) -> Claim | None:
     with database.read() as connection:  # an idle worker must not block writers
         if connection.execute(sa.select(kernels.c.digest).where(may_run).limit(1)).first() is None:
             return None
-    oldest = sa.func.min(kernels.c.turn).label("turn")
-    waiting = sa.select(kernels.c.key, kernels.c.model, oldest).where(may_run)
-    lanes = waiting.group_by(kernels.c.key, kernels.c.model).subquery()
-    other = kernels.alias()
-    served = sa.select(sa.func.coalesce(sa.func.max(other.c.begun), 0)).where(other.c.key == lanes.c.key)
-    by_model = served.where(other.c.model == lanes.c.model).scalar_subquery()
-    turns = sa.select(lanes.c.turn).order_by(served.scalar_subquery(), by_model, lanes.c.turn).limit(1)
     with database.write() as connection:
-        row = connection.execute(sa.select(kernels).where(kernels.c.turn == turns.scalar_subquery())).first()
+        row = _next(connection, may_run)
         if row is None:
             return None
         event = _event(connection, row.digest, "running", {"attempt": row.attempts + 1})
@@ -255,6 +248,33 @@ def requeue(database: Database, digest: str) -> bool:
             return False
         _queue(connection, row, {"attempts": 0})
         return True
+
+
+def _next(connection: sa.Connection, may_run: sa.ColumnElement[bool]) -> Any:
+    """Return the row of the next job, or None. It jumps from key to key and model to model by an index.
+
+    Grouping the queue would read all of it: 0.1 s for 20,000 jobs, in which nobody else can write.
+    """
+
+    def least(column: sa.Column[Any], *where: sa.ColumnElement[bool]) -> sa.ScalarSelect[Any]:
+        return sa.select(sa.func.min(column)).where(may_run, *where).scalar_subquery()
+
+    other = kernels.alias()
+    served = sa.select(sa.func.coalesce(sa.func.max(other.c.begun), 0))
+    keys = sa.select(least(kernels.c.key).label("key")).cte("keys", recursive=True)
+    keys = keys.union_all(sa.select(least(kernels.c.key, kernels.c.key > keys.c.key)).where(keys.c.key.is_not(None)))
+    of_key = sa.select(keys.c.key, served.where(other.c.key == keys.c.key).scalar_subquery())
+    known = connection.execute(of_key.where(keys.c.key.is_not(None))).all()
+    longest_ago = min((last for _, last in known), default=0)
+    first = [key for key, last in known if last == longest_ago]  # several if none was served
+    model = least(kernels.c.model, kernels.c.key == keys.c.key).label("model")
+    lanes = sa.select(keys.c.key, model).where(keys.c.key.in_(first)).cte("lanes", recursive=True)
+    model = least(kernels.c.model, kernels.c.key == lanes.c.key, kernels.c.model > lanes.c.model)
+    lanes = lanes.union_all(sa.select(lanes.c.key, model).where(lanes.c.model.is_not(None)))
+    of_model = served.where(other.c.key == lanes.c.key, other.c.model == lanes.c.model).scalar_subquery()
+    oldest = least(kernels.c.turn, kernels.c.key == lanes.c.key, kernels.c.model == lanes.c.model)
+    turn = sa.select(oldest).where(lanes.c.model.is_not(None)).order_by(of_model, oldest).limit(1)
+    return connection.execute(sa.select(kernels).where(kernels.c.turn == turn.scalar_subquery())).first()
 
 
 def _submit(connection: sa.Connection, order: KernelOrder, key: str, model: str | None = None) -> None:

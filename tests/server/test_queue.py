@@ -106,6 +106,27 @@ def test_models_of_a_key_take_turns_and_single_kernels_too(database: Database) -
     assert [int(claimed(database).digest, 16) for _ in range(8)] == [1, 201, 301, 2, 202, 302, 3, 4]
 
 
+def test_a_claim_reads_an_index_and_not_the_queue(database: Database) -> None:
+    """Of PostgreSQL the plan depends on what it counted last; SQLite's is the same for any queue."""
+    if database.file is None:
+        pytest.skip("PostgreSQL plans by its statistics")
+    submitted(database, 1, 2)
+    asked: list[tuple[str, object]] = []
+
+    @sa.event.listens_for(database.engine, "before_cursor_execute")
+    def note(_connection: object, _cursor: object, text: str, values: object, *_: object) -> None:
+        if text.startswith(("WITH", "SELECT")):
+            asked.append((text, values))
+
+    claimed(database)
+    sa.event.remove(database.engine, "before_cursor_execute", note)
+    with database.read() as connection:
+        plans = [connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {text}", values).all() for text, values in asked]
+    steps = [row.detail for plan in plans for row in plan]
+    assert any("USING COVERING INDEX kernels_lanes" in step or "USING INDEX kernels_lanes" in step for step in steps)
+    assert [step for step in steps if step.startswith("SCAN kernels")] == []
+
+
 def test_who_gives_a_job_back_keeps_the_turn(database: Database) -> None:
     submitted(database, 1, 2, key="mine")
     submitted(database, 3, key="theirs")
