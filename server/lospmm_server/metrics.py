@@ -10,7 +10,7 @@ takes the first so many values that it meets, and ``OTHER`` from then on: names 
 import threading
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 from types import MappingProxyType
 from typing import Any, Final, Literal, TypeAlias
@@ -30,11 +30,11 @@ MEDIA_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 #: The value of a label beyond its limit.
 OTHER = "other"
 
-#: The model label of a kernel that was posted on its own.
-NO_MODEL = "none"
+#: The model label of a kernel that was posted on its own, and the key label of a service that needs no keys.
+NO_MODEL = NO_KEY = "none"
 
-#: The most values of a label that are not known in advance, NO_MODEL included.
-MODELS, ROUTES = 20, 64
+#: The most values of a label that are not known in advance, NO_MODEL and NO_KEY included.
+MODELS, ROUTES, KEYS = 20, 64, 50
 
 #: The most characters of such a value.
 LABEL_CHARACTERS = 80
@@ -90,6 +90,7 @@ _STAGE = Label("stage", STAGES)
 _MODEL = Label("model", limit=MODELS)
 _SIZE = Label("layer_size", tuple(name for _, name in LAYER_SIZES))
 _ROUTE, _METHOD = Label("route", limit=ROUTES), Label("method", METHODS)
+_KEY = Label("key", limit=KEYS)
 _STATUS = Label("status", tuple(map(str, STATUSES)))
 _RANKER = Label("ranker", CHOICES["ranker"])
 
@@ -141,6 +142,12 @@ METRICS: Mapping[str, Metric] = MappingProxyType(
             ),
             Metric("lospmm_queue_jobs", "gauge", "Jobs that are not done.", (Label("state", ("queued", "running")),)),
             Metric("lospmm_queue_oldest_seconds", "gauge", "How long the oldest of the queued jobs has waited."),
+            Metric(
+                "lospmm_queue_key_oldest_seconds",
+                "gauge",
+                "How long the oldest of the queued jobs of a key has waited; none: of those without a key.",
+                (_KEY,),
+            ),
             Metric("lospmm_requests_total", "counter", "HTTP requests.", (_ROUTE, _METHOD, _STATUS)),
             Metric(
                 "lospmm_request_seconds",
@@ -161,6 +168,7 @@ class QueueFigures:
     queued: float
     running: float
     oldest_seconds: float  # of the queued ones; 0 without
+    oldest_by_key: Mapping[str, float] = field(default_factory=dict)
 
 
 _UNKNOWN = QueueFigures(float("nan"), float("nan"), float("nan"))
@@ -173,7 +181,7 @@ class Metrics:
         self._registry = CollectorRegistry()
         self._made = {name: _make(metric, self._registry) for name, metric in METRICS.items()}
         self._lock = threading.Lock()
-        self._known: dict[str, set[str]] = {_MODEL.name: {NO_MODEL}, _ROUTE.name: set()}
+        self._known: dict[str, set[str]] = {_MODEL.name: {NO_MODEL}, _ROUTE.name: set(), _KEY.name: {NO_KEY}}
 
     def observe(self, kind: str, data: Mapping[str, Any]) -> None:
         """Count an event of a kernel's job; events of models and other kinds are ignored.
@@ -210,6 +218,12 @@ class Metrics:
         self._set("lospmm_queue_jobs", known.queued, "queued")
         self._set("lospmm_queue_jobs", known.running, "running")
         self._set("lospmm_queue_oldest_seconds", known.oldest_seconds)
+        ages = dict.fromkeys(self._known[_KEY.name], float("nan") if queue is None else 0.0)
+        for key, age in known.oldest_by_key.items():
+            name = self._bounded(_KEY, key or NO_KEY)
+            ages[name] = max(age, ages.get(name, 0.0))
+        for name, age in ages.items():
+            self._set("lospmm_queue_key_oldest_seconds", age, name)
         return generate_latest(_MetricsPage(self._registry))
 
     def _tuned(self, data: Mapping[str, Any]) -> None:

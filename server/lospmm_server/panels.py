@@ -107,7 +107,7 @@ SECTIONS: Sequence[DashboardSection] = (
         ),
     ),
     DashboardSection(
-        "Tuning times",
+        "At a glance",
         (
             Panel(
                 "Time by stage",
@@ -122,25 +122,51 @@ SECTIONS: Sequence[DashboardSection] = (
                 is_stacked=True,
             ),
             Panel(
+                "Queue age by key",
+                "How long the oldest queued job of each key has waited.",
+                (Query("lospmm_queue_key_oldest_seconds", "{{key}}"),),
+                unit="s",
+            ),
+            Panel(
+                "Speed-up of what was tuned",
+                "Mean over dense, by the arithmetic of cuBLAS. Below 1 the dense product is faster.",
+                (
+                    Query(
+                        f"sum by (dense) (rate({_SPEEDUP}_sum[$window]))"
+                        f" / sum by (dense) (rate({_SPEEDUP}_count[$window]))",
+                        "{{dense}}",
+                    ),
+                ),
+                needs_gpu=True,
+            ),
+            Panel(
+                "Failures",
+                "In the window, by cause: the type of the problem.",
+                (Query("sum by (reason) (increase(lospmm_failures_total[$window])) > 0 or vector(0)", "{{reason}}"),),
+            ),
+        ),
+    ),
+    DashboardSection(
+        "Tuning times",
+        (
+            Panel(
                 "Slowest stages",
                 "The 90th percentile of each stage that was run.",
                 (Query(_percentile(0.9, _STAGE, "stage"), "{{stage}}"),),
                 unit="s",
             ),
-            Panel("Tuning time", "Of the models chosen above.", _percentiles(_TUNING, _OF_MODEL), unit="s", width=8),
+            Panel("Tuning time", "Of the models chosen above.", _percentiles(_TUNING, _OF_MODEL), unit="s"),
             Panel(
                 "Tuning time by model",
                 f"Medians. The first {MODELS - 1} names since the start have lines of their own; none: posted alone.",
                 (Query(_percentile(0.5, _TUNING, "model", _OF_MODEL), "{{model}}"),),
                 unit="s",
-                width=8,
             ),
             Panel(
                 "Tuning time by layer size",
                 "The 90th percentile, by nonzeros.",
                 (Query(_percentile(0.9, _TUNING, "layer_size", _OF_MODEL), "{{layer_size}}"),),
                 unit="s",
-                width=8,
             ),
         ),
     ),
@@ -196,18 +222,7 @@ SECTIONS: Sequence[DashboardSection] = (
                 "Speed-up over dense fp32",
                 "cuBLAS in full fp32 over the kernel. No figure where nothing was timed.",
                 _percentiles(_SPEEDUP, _FP32),
-                needs_gpu=True,
-            ),
-            Panel(
-                "Mean speed-up over dense",
-                "By the arithmetic of cuBLAS. Below 1 the dense product is faster.",
-                (
-                    Query(
-                        f"sum by (dense) (rate({_SPEEDUP}_sum[$window]))"
-                        f" / sum by (dense) (rate({_SPEEDUP}_count[$window]))",
-                        "{{dense}}",
-                    ),
-                ),
+                width=8,
                 needs_gpu=True,
             ),
             Panel(
@@ -219,12 +234,14 @@ SECTIONS: Sequence[DashboardSection] = (
                     ),
                 ),
                 unit="percentunit",
+                width=8,
                 needs_gpu=True,
             ),
             Panel(
                 "GPU use",
                 "GPUs at work: 1 is one GPU all the time. A job's seconds are counted when it ends.",
                 (Query("sum(rate(lospmm_gpu_busy_seconds_total[$window]))", "busy"),),
+                width=8,
                 needs_gpu=True,
             ),
         ),
@@ -236,19 +253,11 @@ SECTIONS: Sequence[DashboardSection] = (
                 "Queue",
                 "Jobs that are not done.",
                 (Query("lospmm_queue_jobs", "{{state}}"),),
-                width=8,
             ),
             Panel(
                 "Jobs that ended",
                 "In the window; found: another job had made the kernel meanwhile.",
                 (Query("sum by (outcome) (increase(lospmm_jobs_ended_total[$window]))", "{{outcome}}"),),
-                width=8,
-            ),
-            Panel(
-                "Failures",
-                "In the window, by the type of the problem.",
-                (Query("sum by (reason) (increase(lospmm_failures_total[$window])) > 0 or vector(0)", "{{reason}}"),),
-                width=8,
             ),
             Panel(
                 "Requests",

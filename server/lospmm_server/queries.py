@@ -162,14 +162,17 @@ def last_event(database: Database) -> int:
 def figures(database: Database) -> QueueFigures:
     """Return the depth of the queue, and the age of its oldest job by this machine's clock."""
     since = sa.func.min(events.c.time)  # of the event that queued it last; the job may be older
-    counted = sa.select(kernels.c.state, sa.func.count(), since)
+    counted = sa.select(kernels.c.state, kernels.c.key, sa.func.count(), since)
     counted = counted.select_from(kernels.outerjoin(events, events.c.id == kernels.c.turn))
-    counted = counted.where(kernels.c.state.in_(PENDING)).group_by(kernels.c.state)
+    counted = counted.where(kernels.c.state.in_(PENDING)).group_by(kernels.c.state, kernels.c.key)
     with database.read() as connection:
-        found = {row[0]: (row[1], row[2]) for row in connection.execute(counted)}
-    queued, oldest = found.get("queued", (0, None))
-    age = 0.0 if oldest is None else (datetime.now(UTC) - oldest).total_seconds()
-    return QueueFigures(queued=queued, running=found.get("running", (0, None))[0], oldest_seconds=max(0.0, age))
+        rows = connection.execute(counted).all()
+    number = {of: sum(count for state, _, count, _ in rows if state == of) for of in PENDING}
+    now = datetime.now(UTC)
+    ages = {
+        key: max(0.0, (now - oldest).total_seconds()) for state, key, _, oldest in rows if state == "queued" and oldest
+    }
+    return QueueFigures(number["queued"], number["running"], max(ages.values(), default=0.0), ages)
 
 
 def _kernel(row: Any) -> JobRow:

@@ -156,6 +156,20 @@ def test_the_queue() -> None:
     assert page["lospmm_queue_oldest_seconds", ()] == 3.5
 
 
+def test_the_queue_by_key() -> None:
+    """A key that waits no longer is at 0, and those beyond the limit share a line: the oldest of them."""
+    figures, name = Metrics(), "lospmm_queue_key_oldest_seconds"
+    page = read(figures.render(QueueFigures(2, 0, 3.5, {"": 1.0, "team": 3.5})))
+    assert (page[name, (("key", "none"),)], page[name, (("key", "team"),)]) == (1.0, 3.5)
+    page = read(figures.render(QueueFigures(0, 0, 0.0)))
+    assert (page[name, (("key", "none"),)], page[name, (("key", "team"),)]) == (0.0, 0.0)
+    many = {f"key{number}": float(number) for number in range(2 * metrics.KEYS)}
+    page = read(figures.render(QueueFigures(99, 0, 99.0, many)))
+    assert page[name, (("key", OTHER),)] == 2 * metrics.KEYS - 1
+    assert sum(found == name for found, _ in page) == metrics.KEYS + 1
+    assert isnan(read(figures.render(None))[name, (("key", "team"),)])
+
+
 def test_without_the_database_the_queue_is_unknown_and_the_rest_is_there() -> None:
     figures = observed(succeeded())
     page = read(figures.render(None))

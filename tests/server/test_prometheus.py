@@ -67,7 +67,7 @@ def _application(figures: Metrics) -> ObservedApp:
 
     @app.get("/metrics")
     def get_metrics() -> Response:
-        return Response(figures.render(QueueFigures(queued=3, running=1, oldest_seconds=2.5)), media_type=MEDIA_TYPE)
+        return Response(figures.render(QueueFigures(3, 1, 2.5, {"team": 2.5})), media_type=MEDIA_TYPE)
 
     @app.get("/v1/kernels/{digest}")
     def get_kernel(digest: str) -> str:
@@ -218,10 +218,11 @@ def test_figures_of_the_panels(events: Batch, tmp_path: Path) -> None:
         assert answer("Search space after each constraint", "step") == pytest.approx(
             {"space": 64, "after_registers": 38, "after_utilization": 12, "after_balance": 6}, rel=near
         )
+        assert answer("Queue age by key", "key") == {"none": 0, "team": 2.5}
         assert answer("Time by stage", "stage")["measure_trials"] == pytest.approx(1.7, rel=near)
         assert 2.5 < answer("Tuning time by model", "model")["bert"] <= 5
         assert answer("Ranker hits", "place") == pytest.approx({"first": 0, "shortlist": 1, "neighbour": 0})
-        speedups = answer("Mean speed-up over dense", "dense")
+        speedups = answer("Speed-up of what was tuned", "dense")
         assert {name: value for name, value in speedups.items() if not math.isnan(value)} == pytest.approx(
             {"fp32": 2.6, "tf32": 0.9}, rel=near
         )
