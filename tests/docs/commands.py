@@ -20,7 +20,7 @@ CLI = typer.main.get_command(app_with(COMMANDS))
 VARIABLES = {f"LOSPMM_{name.upper()}" for name in Settings.model_fields}
 
 #: Commands of other people's programs, which only have to look right.
-OTHERS = {"docker", "cc", "./embedding"}
+OTHERS = {"docker", "kubectl", "cc", "./embedding"}
 
 _ASSIGNMENT = re.compile(r"(\w+)=.*")
 _TARGETS = re.compile(r"^\.PHONY: (.*)$", re.MULTILINE)

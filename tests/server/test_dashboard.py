@@ -8,11 +8,16 @@ from typing import Any
 
 import pytest
 import yaml
+from grafana_foundation_sdk.cog import plugins
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.models import common, prometheus
+from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from lospmm_server import dashboard
 from lospmm_server.metrics import METRICS, MODELS
 from lospmm_server.panels import SECTIONS, Query
 from tests.docs.pages import DOCS, ROOT, entries, names, section
+from tests.fixtures.nested import lost
 from tests.server.promql import filled, selectors
 
 PANELS = [panel for part in SECTIONS for panel in part.panels]
@@ -34,6 +39,19 @@ def metric_of(series: str) -> Any:
 def test_the_file_is_what_the_generator_writes() -> None:
     written = (ROOT / dashboard.FILE).read_text()
     assert written == dashboard.text(), "python -m lospmm_server.dashboard writes it anew; read the diff"
+
+
+def test_the_dashboard_conforms_to_grafanas_types() -> None:
+    """Each field is one of Grafana's model, panels' options and queries too: what is none would be lost."""
+    plugins.register_default_plugins()
+    model = Dashboard.from_json(dashboard.dashboard())
+    assert lost(dashboard.dashboard(), json.loads(JSONEncoder().encode(model))) == []
+    panels = [panel for panel in model.panels or () if panel.type_val != "row"]
+    assert len(panels) == len(PANELS)
+    for panel in panels:
+        assert all(isinstance(target, prometheus.Dataquery) for target in panel.targets)
+        drawn = panel.field_config.defaults.custom
+        assert panel.type_val == "stat" or isinstance(drawn, common.GraphFieldConfig)
 
 
 def test_the_generator_writes_where_it_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
