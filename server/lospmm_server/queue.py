@@ -269,8 +269,8 @@ def _next(connection: sa.Connection, may_run: sa.ColumnElement[bool]) -> Any:
     first = [key for key, last in known if last == longest_ago]  # several if none was served
     model = least(kernels.c.model, kernels.c.key == keys.c.key).label("model")
     lanes = sa.select(keys.c.key, model).where(keys.c.key.in_(first)).cte("lanes", recursive=True)
-    model = least(kernels.c.model, kernels.c.key == lanes.c.key, kernels.c.model > lanes.c.model)
-    lanes = lanes.union_all(sa.select(lanes.c.key, model).where(lanes.c.model.is_not(None)))
+    later = least(kernels.c.model, kernels.c.key == lanes.c.key, kernels.c.model > lanes.c.model)
+    lanes = lanes.union_all(sa.select(lanes.c.key, later).where(lanes.c.model.is_not(None)))
     of_model = served.where(other.c.key == lanes.c.key, other.c.model == lanes.c.model).scalar_subquery()
     oldest = least(kernels.c.turn, kernels.c.key == lanes.c.key, kernels.c.model == lanes.c.model)
     turn = sa.select(oldest).where(lanes.c.model.is_not(None)).order_by(of_model, oldest).limit(1)
