@@ -1,13 +1,19 @@
 """What the service withstands: ``lospmm serve`` as users start it, against those who ask too much.
 
-    python -m benchmarks.service fuzz|hostile|crowd|rate|chaos|all [--out DIR]
+    python -m benchmarks.service PART|all [--out DIR] [--soak SECONDS] [--before COMMIT]
 
 ``fuzz``: schemathesis against the whole OpenAPI. ``hostile``: 10,000 uploads that are none, then the largest files,
 made to take the most memory, and the server's memory beside them. ``crowd``: 200 clients at once post 40 matrices.
 ``rate``: kernels that are there, asked for as often as can be, and 1,000 times a second; the server and who asks share
 the machine. ``chaos``: 100 kills at random times while the 50 layers of a model are tuned, on SQLite and on PostgreSQL.
+``claims``: 100 workers empty a queue of 100,000 jobs on PostgreSQL, with nothing to tune. ``idle``, ``slow``, ``disk``,
+``refused``, ``malformed``, ``keys`` and ``fair``: one attack each, beside sound requests (``serving/attacks.py``).
+``soak``: all of these at once for an hour or ``--soak SECONDS``.
+
 Each puts its lines into ``service.jsonl`` in place of its earlier ones, and ends with a table. Every one raises
-AssertionError, and writes nothing, where a promise is broken. ``tests/server`` runs a short version of each.
+AssertionError, and writes nothing, where a promise is broken. ``--before``: the server is that of an older commit,
+found by PYTHONPATH; attacks then promise nothing, and their lines stand beside those of now. ``tests/server`` runs a
+short version of each.
 """
 
 import argparse
@@ -15,14 +21,14 @@ import json
 import os
 import platform
 import re
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.serving import chaos, crowd, fuzz, hostile, rate
-from lospmm.settings import settings
+from benchmarks.serving import chaos, claims, crowd, fuzz, hostile, rate, soak
+from benchmarks.serving.attacks import CASES, Case
+from benchmarks.serving.site import setting
 from tests.server import postgresql
 from tests.server.processes import SERVE, serving
 
@@ -36,24 +42,11 @@ UPLOADS = 10_000
 CLIENTS, MATRICES = 200, 40
 RATE_REPEATS = 5
 STORM = chaos.Plan(layers=50, kills=100, side=768, pause_seconds=2.0)
+WORKERS, JOBS = 100, 100_000
+SOAK_SECONDS = 3600.0
 
 #: So that a job of the fuzzer, which waits for each, takes no minutes.
 FUZZED = {"LOSPMM_MAX_N": "10000", "LOSPMM_JOB_SECONDS": "10"}
-
-
-@contextmanager
-def setting(**values: str) -> Iterator[Path]:
-    """Settings of this process and those that it starts, a cache of their own, and a folder for logs."""
-    before = dict(os.environ)
-    with tempfile.TemporaryDirectory(prefix="lospmm-service-") as directory:
-        os.environ.update({"LOSPMM_CACHE_DIR": f"{directory}/cache", **values})
-        settings.cache_clear()
-        try:
-            yield Path(directory)
-        finally:
-            os.environ.clear()
-            os.environ.update(before)
-            settings.cache_clear()
 
 
 def run_fuzz() -> list[Record]:
@@ -100,12 +93,34 @@ def run_chaos() -> list[Record]:
     return records
 
 
+def run_claims() -> list[Record]:
+    with postgresql.running() as cluster:
+        return [claims.simulate(cluster.create("claims"), workers=WORKERS, jobs=JOBS)]
+
+
+def run_case(case: Case, *, checks: bool = True) -> list[Record]:
+    record = case.run()
+    if checks:
+        case.check(record)
+    return [record]
+
+
+def run_soak(seconds: float = SOAK_SECONDS) -> list[Record]:
+    record = soak.soak(seconds)
+    soak.print_windows(record)
+    soak.check(record)
+    return [record]
+
+
 PARTS: Mapping[str, Callable[[], list[Record]]] = {
     "fuzz": run_fuzz,
     "hostile": run_hostile,
     "crowd": run_crowd,
     "rate": run_rate,
     "chaos": run_chaos,
+    "claims": run_claims,
+    **{name: partial(run_case, case) for name, case in CASES.items()},
+    "soak": run_soak,
 }
 
 
@@ -118,12 +133,13 @@ def machine() -> Record:
     }
 
 
-def written(out: Path, part: str, records: list[Record]) -> None:
-    """Put the lines of a part in place of its earlier ones."""
+def written(out: Path, part: str, records: list[Record], before: str | None) -> None:
+    """Put the lines of a part in place of its earlier ones, those of an older commit apart."""
     file = out / FILE
     old = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-    new = [{"measure": part, **record, "machine": machine()} for record in records]
-    lines = [record for record in old if record["measure"] != part] + new
+    mark = {} if before is None else {"before": before}
+    new = [{"measure": part, **mark, **record, "machine": machine()} for record in records]
+    lines = [line for line in old if (line["measure"], "before" in line) != (part, before is not None)] + new
     order = list(PARTS)
     lines.sort(key=lambda record: order.index(record["measure"]))
     out.mkdir(parents=True, exist_ok=True)
@@ -141,12 +157,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", choices=[*PARTS, "all"])
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    parser.add_argument("--soak", type=float, default=SOAK_SECONDS, metavar="SECONDS")
+    parser.add_argument("--before", metavar="COMMIT")
     arguments = parser.parse_args()
-    chosen = list(PARTS) if arguments.part == "all" else [arguments.part]
+    parts: dict[str, Callable[[], list[Record]]] = {**PARTS, "soak": partial(run_soak, arguments.soak)}
+    if arguments.before is not None:
+        parts |= {name: partial(run_case, case, checks=False) for name, case in CASES.items()}
     found = {}
-    for part in chosen:
-        found[part] = PARTS[part]()
-        written(arguments.out, part, found[part])
+    for part in parts if arguments.part == "all" else [arguments.part]:
+        try:
+            found[part] = parts[part]()
+        except OSError as error:  # such as a disk that this user may not mount
+            print(f"{part}: skipped: {error}")
+            continue
+        written(arguments.out, part, found[part], arguments.before)
     for part, records in found.items():
         print(part)
         print_table(records)

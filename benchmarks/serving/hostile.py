@@ -52,8 +52,7 @@ class Attack:
 
 
 def _head(path: str, *headers: str) -> bytes:
-    lines = (f"POST {path} HTTP/1.1", "Host: localhost", "Connection: close", *headers)
-    return "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n"
+    return wire.head(f"POST {path}", *headers)
 
 
 def _raw(path: str, content: bytes, *headers: str) -> bytes:

@@ -110,7 +110,7 @@ async def _run(port: int, paths: Sequence[Path], *, rate: int | None, seconds: f
     return delays
 
 
-def _figures(delays: list[float], seconds: float) -> Record:
+def figures(delays: list[float], seconds: float) -> Record:
     ordered = sorted(delays)
 
     def millis(share: float) -> float:
@@ -174,7 +174,7 @@ def measure(port: int, *, repeats: int, seconds: float = SECONDS) -> list[Record
 def main() -> None:
     port, rate, seconds, *paths = sys.argv[1:]
     delays = asyncio.run(_run(int(port), paths, rate=int(rate) or None, seconds=float(seconds)))
-    print(json.dumps(_figures(delays, float(seconds))))
+    print(json.dumps(figures(delays, float(seconds))))
 
 
 if __name__ == "__main__":

@@ -27,7 +27,13 @@ class Answer:
         return dict(json.loads(self.body)) if self.media_type == PROBLEM else {}
 
 
-async def send(port: int, request: bytes, *, leaves: bool = False) -> Answer:
+def head(line: str, *headers: str) -> bytes:
+    """The head of a request after which the connection ends; ``line`` is such as ``GET /v1/jobs``."""
+    lines = (f"{line} HTTP/1.1", "Host: localhost", "Connection: close", *headers)
+    return "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n"
+
+
+async def send(port: int, request: bytes, *, leaves: bool = False, seconds: float = ANSWER_SECONDS) -> Answer:
     """Send all of it, and read at the same time: who refuses a body does not wait for it. Close then if it ``leaves``.
 
     A request that is cut short waits for the end that the service puts to it.
@@ -35,7 +41,7 @@ async def send(port: int, request: bytes, *, leaves: bool = False) -> Answer:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     sending = asyncio.create_task(_send(writer, request, leaves=leaves))
     try:
-        return _parsed(await asyncio.wait_for(_answer(reader), ANSWER_SECONDS))
+        return _parsed(await asyncio.wait_for(_answer(reader), seconds))
     except TimeoutError:
         return Answer(0, "", b"")
     finally:

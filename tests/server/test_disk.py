@@ -1,10 +1,9 @@
 """Disks that are full, read-only, or not those that the service began with: jobs wait, and none fails."""
 
-import os
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -19,6 +18,7 @@ from lospmm_server.database import FILE
 from lospmm_server.disk import HEADROOM_BYTES, Disk
 from tests.fixtures.waiting import wait_until
 from tests.server.conftest import SlowToolkit, client_of, new_service, npy_file, working
+from tests.server.disks import filled, mounted
 
 POST = "/v1/kernels?n=16&device=h200&wait=0"
 
@@ -31,29 +31,13 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def small_disk(tmp_path: Path, set_environment: Callable[[str, object], None]) -> Iterator[Path]:
     """A disk of 96 MiB with the cache, where this user may mount one."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ("mount", "-t", "tmpfs", "-o", "size=96m", "lospmm-test", folder)
-    if os.getuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("this user may mount no disk")
-    set_environment("LOSPMM_CACHE_DIR", folder / "cache")
-    yield folder
-    subprocess.run(("umount", "--lazy", folder), check=True)
-
-
-@contextmanager
-def filled(folder: Path) -> Iterator[None]:
-    """The disk of a folder without a free byte."""
-    with (folder / "filler").open("wb", buffering=0) as filler:
+    with ExitStack() as stack:
         try:
-            while filler.write(bytes(1 << 20)):
-                pass
-        except OSError:
-            pass
-    try:
-        yield
-    finally:
-        (folder / "filler").unlink()
+            folder = stack.enter_context(mounted(tmp_path / "disk", megabytes=96))
+        except OSError as error:
+            pytest.skip(str(error))
+        set_environment("LOSPMM_CACHE_DIR", folder / "cache")
+        yield folder
 
 
 @contextmanager
