@@ -55,7 +55,7 @@ def _fill(database: Database, jobs: int) -> None:
     """Queue the jobs as ``queue.submit`` does, in one transaction."""
     now = datetime.now(UTC)
     row = {"request": {"nnz": 1000}, "gpu": "", "state": "queued", "attempts": 0, "beat": 0, "cancel": False}
-    row |= {"posted": False, "progress": {}, "created": now}
+    row |= {"progress": {}, "created": now}
     with database.write() as connection:
         told = [{"job": f"{job:064x}", "time": now, "kind": "queued", "data": {"nnz": 1000}} for job in range(jobs)]
         connection.execute(sa.insert(events), told)

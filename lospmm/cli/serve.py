@@ -36,9 +36,14 @@ def worker(
 
 
 @keys_app.command("add")
-def keys_add(name: Annotated[str, typer.Argument(metavar="NAME", help="The holder of the key.")]) -> None:
+def keys_add(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The holder of the key.")],
+    terms: Annotated[
+        list[str] | None, typer.Argument(metavar="TERMS", help="What it may do, such as team=vision.")
+    ] = None,
+) -> None:
     """Make an API key and print it, this once."""
-    print(_service().add_key(name))
+    print(_service().add_key(name, terms or ()))
 
 
 @keys_app.command("ls")
@@ -46,10 +51,11 @@ def keys_list(as_json: JsonOption = False) -> None:
     """List the names of the API keys in the database, which holds only their hashes."""
     found = _service().list_keys()
     if as_json:
-        print_json({"keys": [{"name": key.name, "created": f"{key.created}", "valid": key.is_valid} for key in found]})
+        shown = [(key.name, f"{key.created}", key.is_valid, key.terms) for key in found]
+        print_json({"keys": [dict(zip(("name", "created", "valid", "terms"), row, strict=True)) for row in shown]})
         return
     for key in found:
-        print(f"{key.name}  {key.created:%Y-%m-%d}  {'valid' if key.is_valid else 'revoked'}")
+        print(f"{key.name}  {key.created:%Y-%m-%d}  {'valid' if key.is_valid else 'revoked'}  {key.terms}".rstrip())
 
 
 @keys_app.command("revoke")

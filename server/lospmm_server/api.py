@@ -5,9 +5,9 @@ from typing import Annotated
 from fastapi import APIRouter, HTTPException, Query, Request
 from fastapi.responses import Response
 
-from lospmm_server import queue
+from lospmm_server.keys import Caller
 from lospmm_server.responses import BINARY, Part, accepted, immutable, kernel_response
-from lospmm_server.routing import FILE, KeyName, MediaType, body, problems_of
+from lospmm_server.routing import FILE, By, MediaType, body, problems_of
 from lospmm_server.schemas import Digest, JobState, JobView, Kernel, KernelQuery
 from lospmm_server.service import Behind, Service
 from lospmm_server.uploads import read_request, received
@@ -37,7 +37,7 @@ router = APIRouter(tags=["kernels"])
     },
 )
 async def post_kernel(
-    query: Annotated[KernelQuery, Query()], request: Request, behind: Behind, media_type: MediaType, key: KeyName
+    query: Annotated[KernelQuery, Query()], request: Request, behind: Behind, media_type: MediaType, caller: By
 ) -> Response:
     r"""Tune a kernel for a matrix, or find the existing one.
 
@@ -47,20 +47,19 @@ async def post_kernel(
     ```
     """
     async with received(request) as files:
-        order = await behind.take(lambda: behind.order(read_request(files, query), key), files.size)
-    behind.metrics.artifact_requested(hit=order.is_kept)
+        order = await behind.take(lambda: behind.order(read_request(files, query), caller), files.size)
+    await behind.post(order, caller)
     if not order.is_kept:
-        await behind.ask(queue.submit, behind.database, order, key)
-        job = await behind.wait_for(order.digest, query.wait)
+        job = await behind.wait_for(order.digest, query.wait, caller)
         if job.state != JobState.SUCCEEDED:
             return accepted(job)
-    return kernel_response(order.digest, (await behind.kernel(order.digest)).files, media_type)
+    return kernel_response(order.digest, (await behind.kernel(order.digest, caller)).files, media_type)
 
 
 @router.get("/v1/kernels/{digest}", responses={200: {"model": Kernel}, **_OTHERWISE})
-async def get_kernel(digest: Digest, request: Request, behind: Behind) -> Response:
+async def get_kernel(digest: Digest, request: Request, behind: Behind, caller: By) -> Response:
     """Return the manifest of a kernel."""
-    return await _sent(digest, "manifest", request, behind)
+    return await _sent(digest, "manifest", request, behind, caller)
 
 
 @router.get(
@@ -68,9 +67,9 @@ async def get_kernel(digest: Digest, request: Request, behind: Behind) -> Respon
     response_class=Response,
     responses={200: {"content": {BINARY: {"schema": FILE}}}, **_OTHERWISE},
 )
-async def get_cubin(digest: Digest, request: Request, behind: Behind) -> Response:
+async def get_cubin(digest: Digest, request: Request, behind: Behind, caller: By) -> Response:
     """Return the binary to load."""
-    return await _sent(digest, "cubin", request, behind)
+    return await _sent(digest, "cubin", request, behind, caller)
 
 
 @router.get(
@@ -78,9 +77,9 @@ async def get_cubin(digest: Digest, request: Request, behind: Behind) -> Respons
     response_class=Response,
     responses={200: {"content": {"text/plain": {}}}, **_OTHERWISE},
 )
-async def get_source(digest: Digest, request: Request, behind: Behind) -> Response:
+async def get_source(digest: Digest, request: Request, behind: Behind, caller: By) -> Response:
     """Return the text that the binary was compiled from."""
-    return await _sent(digest, "source", request, behind)
+    return await _sent(digest, "source", request, behind, caller)
 
 
 @router.get(
@@ -88,9 +87,9 @@ async def get_source(digest: Digest, request: Request, behind: Behind) -> Respon
     response_class=Response,
     responses={200: {"content": {"application/x-ndjson": {}}}, **_OTHERWISE},
 )
-async def get_tuning(digest: Digest, request: Request, behind: Behind) -> Response:
+async def get_tuning(digest: Digest, request: Request, behind: Behind, caller: By) -> Response:
     """Return the shortlist of the search, a JSON object a line, best first."""
-    return await _sent(digest, "tuning", request, behind)
+    return await _sent(digest, "tuning", request, behind, caller)
 
 
 @router.get(
@@ -98,9 +97,9 @@ async def get_tuning(digest: Digest, request: Request, behind: Behind) -> Respon
     response_class=Response,
     responses={200: {"content": {BINARY: {"schema": FILE}}}, **_OTHERWISE},
 )
-async def get_matrix(digest: Digest, request: Request, behind: Behind) -> Response:
+async def get_matrix(digest: Digest, request: Request, behind: Behind, caller: By) -> Response:
     """Return the matrix that the kernel multiplies by, as an .npz of SciPy."""
-    return await _sent(digest, "matrix", request, behind)
+    return await _sent(digest, "matrix", request, behind, caller)
 
 
 @router.get(
@@ -108,9 +107,9 @@ async def get_matrix(digest: Digest, request: Request, behind: Behind) -> Respon
     response_class=Response,
     responses={200: {"content": {BINARY: {"schema": FILE}}}, **_OTHERWISE},
 )
-async def get_bias(digest: Digest, request: Request, behind: Behind) -> Response:
+async def get_bias(digest: Digest, request: Request, behind: Behind, caller: By) -> Response:
     """Return the bias that is in the kernel's code, as a .npy."""
-    return await _sent(digest, "bias", request, behind)
+    return await _sent(digest, "bias", request, behind, caller)
 
 
 @router.get(
@@ -118,13 +117,13 @@ async def get_bias(digest: Digest, request: Request, behind: Behind) -> Response
     response_class=Response,
     responses={200: {"content": {"application/json": {}}}, **_OTHERWISE},
 )
-async def get_space(digest: Digest, request: Request, behind: Behind) -> Response:
+async def get_space(digest: Digest, request: Request, behind: Behind, caller: By) -> Response:
     """Return the tiling space: the verdict on every tile size."""
-    return await _sent(digest, "space", request, behind)
+    return await _sent(digest, "space", request, behind, caller)
 
 
-async def _sent(digest: str, part: Part, request: Request, behind: Service) -> Response:
-    files = (await behind.kernel(digest)).files
+async def _sent(digest: str, part: Part, request: Request, behind: Service, caller: Caller) -> Response:
+    files = (await behind.kernel(digest, caller)).files
     if part not in files:
         why = "this kernel adds none" if part == "bias" else f"an earlier version made this kernel, without its {part}"
         raise HTTPException(404, f"{digest}: {why}")

@@ -10,9 +10,10 @@ from fastapi.sse import EventSourceResponse, ServerSentEvent
 from lospmm.artifact.artifact import Artifact
 from lospmm_server import queries, queue
 from lospmm_server.archive import model_name, zipped
+from lospmm_server.keys import Caller
 from lospmm_server.queries import EventRow, JobRow
 from lospmm_server.responses import ZIP, job_response, kernel_url, list_response
-from lospmm_server.routing import FILE, problems_of
+from lospmm_server.routing import FILE, By, problems_of
 from lospmm_server.schemas import PAGE, Cursor, JobId, JobList, JobState, JobView, LastEventId, Limit, Wait
 from lospmm_server.service import Behind, Service
 
@@ -25,19 +26,20 @@ router = APIRouter(tags=["jobs"])
 @router.get("/v1/jobs", response_model=JobList, responses=problems_of(401, 403, 422, 503))
 async def get_jobs(
     behind: Behind,
+    caller: By,
     state: Annotated[JobState | None, Query(description="Only jobs in this state.")] = None,
     cursor: Cursor = None,
     limit: Limit = PAGE,
 ) -> Response:
     """List the jobs that were posted, the last queued first."""
     before = None if cursor is None else int(cursor)
-    return list_response(*await behind.ask(queries.page_of_jobs, behind.database, state, before, limit))
+    return list_response(*await behind.ask(queries.page_of_jobs, behind.database, state, before, limit, caller.sees))
 
 
 @router.get("/v1/jobs/{id}", response_model=JobView, responses=problems_of(401, 403, 404, 422, 503))
-async def get_job(job_id: JobId, behind: Behind, wait: Wait = 0.0) -> Response:
+async def get_job(job_id: JobId, behind: Behind, caller: By, wait: Wait = 0.0) -> Response:
     """Return the progress of a job; of a model's with each of its layers."""
-    return job_response(await behind.wait_for(job_id, wait))
+    return job_response(await behind.wait_for(job_id, wait, caller))
 
 
 @router.delete(
@@ -48,10 +50,10 @@ async def get_job(job_id: JobId, behind: Behind, wait: Wait = 0.0) -> Response:
         **problems_of(401, 403, 404, 422, 503),
     },
 )
-async def cancel_job(job_id: JobId, behind: Behind) -> Response:
+async def cancel_job(job_id: JobId, behind: Behind, caller: By) -> Response:
     """Cancel a job. An ended job stays as it is; of a model, kernels that others wait for go on."""
-    await behind.ask(queue.cancel, behind.database, job_id)
-    job = await behind.job(job_id)
+    await behind.ask(queue.cancel, behind.database, job_id, caller.sees)
+    job = await behind.job(job_id, caller)
     return job_response(job, 200 if job.is_ended else 202)
 
 
@@ -63,9 +65,9 @@ async def cancel_job(job_id: JobId, behind: Behind) -> Response:
         **problems_of(401, 403, 404, 409, 422, 503),
     },
 )
-async def get_archive(job_id: JobId, behind: Behind) -> Response:
+async def get_archive(job_id: JobId, behind: Behind, caller: By) -> Response:
     """Return all kernels of a model that has ended, and report.json about its layers."""
-    job = await behind.job(job_id)
+    job = await behind.job(job_id, caller)
     if job.kind != "model":
         raise HTTPException(404, f"{job_id}: is no model; a kernel's files are at {kernel_url(job_id)}")
     if not job.is_ended:
@@ -79,11 +81,13 @@ async def get_archive(job_id: JobId, behind: Behind) -> Response:
     return StreamingResponse(zipped(job, find), media_type=ZIP, headers=headers)
 
 
-async def _listened_to(job_id: JobId, behind: Behind, last_event_id: LastEventId = None) -> tuple[JobRow, int]:
+async def _listened_to(
+    job_id: JobId, behind: Behind, caller: By, last_event_id: LastEventId = None
+) -> tuple[JobRow, int]:
     """Return the job, and the event after which to begin. Raises HTTPException 404, and 204 at the end."""
     after = int(last_event_id) if last_event_id and last_event_id.isascii() and last_event_id.isdecimal() else 0
     after = min(after, 2**62)  # limit of a database's integers
-    job = await behind.job(job_id)
+    job = await behind.job(job_id, caller)
     if after and job.is_ended and not await behind.ask(queries.events_after, behind.database, job.watched, after, 1):
         raise HTTPException(204)  # which stops a browser from asking again
     return job, after
@@ -99,7 +103,7 @@ async def _listened_to(job_id: JobId, behind: Behind, last_event_id: LastEventId
     },
 )
 async def get_events(
-    listened_to: Annotated[tuple[JobRow, int], Depends(_listened_to)], behind: Behind
+    listened_to: Annotated[tuple[JobRow, int], Depends(_listened_to)], behind: Behind, caller: By
 ) -> AsyncIterator[ServerSentEvent]:
     """Stream the events of a job, or of a model's layers, from the beginning to the end.
 
@@ -110,10 +114,10 @@ async def get_events(
     with behind.watch.subscribed(job.watched) as changed:
         while True:
             changed.clear()
-            now = await behind.job(job.id)  # before its events: none that follows its end is missed
+            now = await behind.job(job.id, caller)  # before its events: none that follows its end is missed
             for event in await _all_after(behind, job.watched, after):
                 after = event.id
-                yield _sent(event, names)
+                yield _sent(event, names, job.name, caller)
             if now.is_ended or behind.is_stopping:
                 break
             await changed.wait()
@@ -128,8 +132,10 @@ async def _all_after(behind: Service, jobs: list[str], after: int) -> list[Event
     return found
 
 
-def _sent(event: EventRow, names: dict[str | None, str]) -> ServerSentEvent:
+def _sent(event: EventRow, names: dict[str | None, str], model: str, caller: Caller) -> ServerSentEvent:
     data: dict[str, Any] = {"job": event.job, "time": event.time.isoformat(), **event.data}
+    if caller.sees is not None and data.get("model") != model:
+        data.pop("model", None)  # another team's may have had the kernel first
     if event.job in names:
         data["layer"] = names[event.job]
     return ServerSentEvent(event=_OF_MODELS.get(event.kind, event.kind), id=str(event.id), data=data)

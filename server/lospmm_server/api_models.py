@@ -1,13 +1,14 @@
 """Routes of models: a batch of kernels, one for each layer."""
 
+from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
-from lospmm_server.models import submit_model
+from lospmm_server.models import read_model
 from lospmm_server.responses import accepted
-from lospmm_server.routing import KeyName, body, problems_of
+from lospmm_server.routing import By, body, problems_of
 from lospmm_server.schemas import JobView, ModelQuery
 from lospmm_server.service import Behind
 from lospmm_server.uploads import MAX_LAYERS, received
@@ -32,7 +33,7 @@ router = APIRouter(tags=["models"])
         **problems_of(400, 401, 403, 408, 413, 415, 422, 429, 500, 503),
     },
 )
-async def post_model(query: Annotated[ModelQuery, Query()], request: Request, behind: Behind, key: KeyName) -> Response:
+async def post_model(query: Annotated[ModelQuery, Query()], request: Request, behind: Behind, caller: By) -> Response:
     """Tune a kernel for each layer of a model. Equal layers are tuned once, and one bad layer fails alone.
 
     With several n, as 1,8,512, a layer has a kernel for each. With a layer table it has its own n or convolution.
@@ -44,5 +45,6 @@ async def post_model(query: Annotated[ModelQuery, Query()], request: Request, be
     ```
     """
     async with received(request, files=MAX_LAYERS) as files:
-        model = await submit_model(behind, files, query, key)
-    return accepted(await behind.wait_for(model.id, query.wait))
+        read = partial(read_model, files, query, team=caller.team)
+        model = await behind.post_model(read, files.size, caller)
+    return accepted(await behind.wait_for(model.id, query.wait, caller))

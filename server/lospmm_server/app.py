@@ -61,13 +61,13 @@ async def _admit(request: Request) -> None:
         raise HTTPException(400, why, {"Connection": "close"})
     service: Service = request.app.state.service
     refuse_foreign_pages(request, is_open=service.keyring is None)
-    request.state.key = keys.NOBODY
+    request.state.caller = keys.NOBODY
     if service.keyring is None or request.url.path in OPEN_PATHS:
         return
     if service.keyring.is_stale:
         await service.ask(service.keyring.refresh)
     key = keys.key_of(request)
-    name = None if key is None else service.keyring.name_of(key)
-    if name is None:
+    caller = None if key is None else service.keyring.caller_of(key)
+    if caller is None:
         raise keys.refused()
-    request.state.key = name
+    request.state.caller = caller

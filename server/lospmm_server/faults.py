@@ -39,6 +39,9 @@ class OutOfTime(LospmmError):
 class Cancelled(LospmmError):
     """A job that was cancelled."""
 
+    def __init__(self, message: str = "the job was cancelled; post it again to have it done") -> None:
+        super().__init__(message)
+
 
 class LayersFailed(LospmmError):
     """A model some of whose layers have no kernel."""

@@ -1,7 +1,7 @@
 """API keys, for services that other machines can reach. Only a key's sha256 is stored.
 
-A key has 256 random bits, so that its hash needs no salt and no slow function. A file (LOSPMM_API_KEYS) has a name
-and a hash on each line; ``lospmm keys`` manages those of the database.
+A key has 256 random bits, so that its hash needs no salt and no slow function. A file (LOSPMM_API_KEYS) has a name,
+a hash and terms on each line; ``lospmm keys`` manages those of the database.
 """
 
 import base64
@@ -12,12 +12,15 @@ import re
 import secrets
 import threading
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Annotated
 
 import sqlalchemy as sa
 from fastapi import HTTPException, Request
+from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError
 
 from lospmm.errors import BadRequest, BadSettings
 from lospmm.settings import settings
@@ -31,14 +34,56 @@ PREFIX = "lospmm_"
 #: Seconds for which a revoked key may still be accepted.
 REFRESH_SECONDS = 3.0
 
-#: Name of callers if no keys are needed.
-NOBODY = ""
-
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,80}")
-_LINE = re.compile(rf"({_NAME.pattern})[ \t]+([0-9a-f]{{64}})")
+_LINE = re.compile(rf"({_NAME.pattern})[ \t]+([0-9a-f]{{64}})((?:[ \t]+\S+)*)")
 
 #: A browser asks its reader for the key where a page is refused; programs send it as a bearer token.
 _CHALLENGE = {"WWW-Authenticate": 'Bearer realm="lospmm", Basic realm="lospmm"'}
+
+
+class Terms(BaseModel):
+    """What a key's holder may do, as it is typed: ``team=vision shared``."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    team: Annotated[str, StringConstraints(pattern=rf"^{_NAME.pattern}$")] = ""  # empty: it sees every team's things
+    shared: bool = False  # it sees every team's things too, and posts for its own
+
+    @classmethod
+    def read(cls, typed: Sequence[str]) -> "Terms":
+        """Return the terms. Raises BadRequest, whose message has nothing typed: it may be a key."""
+        given = dict((term if "=" in term else f"{term}=true").split("=", 1) for term in typed)
+        try:
+            if len(given) < len(typed):
+                raise BadRequest("a term is given twice")
+            return cls.model_validate(given)
+        except ValidationError as error:
+            wrong = error.errors()[0]
+            known = wrong["loc"][0] in cls.model_fields
+            why = f"{wrong['loc'][0]}: {wrong['msg']}" if known else f"terms are {', '.join(cls.model_fields)}"
+            raise BadRequest(why) from None
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who sent a request: the key; by default, of a service without keys, everybody on this machine."""
+
+    name: str = ""
+    sha256: str = ""
+    terms: Terms = field(default_factory=Terms)
+
+    @property
+    def team(self) -> str:
+        """The team that posts what this caller posts; empty: none."""
+        return self.terms.team
+
+    @property
+    def sees(self) -> str | None:
+        """The team whose jobs, models and kernels alone there are for this caller; None: those of all."""
+        return None if self.terms.shared else self.terms.team or None
+
+
+NOBODY = Caller()
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,16 +93,18 @@ class Key:
     name: str
     created: datetime
     is_valid: bool
+    terms: str
 
 
-def add(database: Database, name: str) -> str:
+def add(database: Database, name: str, terms: Sequence[str] = ()) -> str:
     """Create a key called ``name`` and return it; it is shown only once. Raises BadRequest, DatabaseFault."""
     _check_name(name)
+    Terms.read(terms)
     key = PREFIX + secrets.token_urlsafe(32)
     with database.write() as connection:
         if connection.execute(_valid().where(keys.c.name == name)).first() is not None:
             raise BadRequest(f"there is a key {name!r} already; revoke it first, or take another name")
-        row = {"sha256": digest_of(key), "name": name, "created": datetime.now(UTC)}
+        row = {"sha256": digest_of(key), "name": name, "created": datetime.now(UTC), "terms": " ".join(terms)}
         connection.execute(sa.insert(keys).values(**row))
     return key
 
@@ -75,7 +122,7 @@ def listed(database: Database) -> list[Key]:
     """Return every key, revoked ones too, the oldest first. Raises DatabaseFault."""
     with database.read() as connection:
         rows = connection.execute(sa.select(keys).order_by(keys.c.created))
-        return [Key(row.name, row.created, row.revoked is None) for row in rows]
+        return [Key(row.name, row.created, row.revoked is None, row.terms) for row in rows]
 
 
 def digest_of(key: str) -> str:
@@ -83,8 +130,8 @@ def digest_of(key: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest()
 
 
-def read_file(path: Path) -> dict[str, str]:
-    """Return the name of each key of a file by its hash; names may repeat. Raises BadSettings."""
+def read_file(path: Path) -> dict[str, Caller]:
+    """Return the keys of a file by their hashes; names may repeat. Raises BadSettings."""
     found = {}
     try:
         lines = path.read_text().splitlines()
@@ -96,7 +143,10 @@ def read_file(path: Path) -> dict[str, str]:
             continue
         if (match := _LINE.fullmatch(text)) is None:
             raise BadSettings(f"LOSPMM_API_KEYS: {path}, line {number}: a name and the sha256 of its key are expected")
-        found[match[2]] = match[1]
+        try:
+            found[match[2]] = Caller(match[1], match[2], Terms.read(match[3].split()))
+        except BadRequest as error:
+            raise BadSettings(f"LOSPMM_API_KEYS: {path}, line {number}: {error}") from None
     return found
 
 
@@ -106,7 +156,8 @@ class Keyring:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._lock = threading.Lock()
-        self._names: dict[str, str] = {}  # by the hash of the key
+        self.callers: Mapping[str, Caller] = {}  # by the hash of the key
+        self._of_database: Mapping[str, Caller] = {}
         self._read: float | None = None
 
     @property
@@ -118,24 +169,30 @@ class Keyring:
         """Read the keys and return whether there are any. Raises BadSettings, or DatabaseFault the first time."""
         with self._lock:
             if not self.is_stale:  # another request was first
-                return bool(self._names)
+                return bool(self.callers)
             path = settings().api_keys
-            found = {} if path is None else read_file(path)
+            of_file = {} if path is None else read_file(path)
             try:
                 with self._database.read() as connection:
-                    found |= {row.sha256: row.name for row in connection.execute(_valid())}
+                    rows = connection.execute(_valid()).all()
+                self._of_database = {
+                    row.sha256: Caller(row.name, row.sha256, Terms.read(row.terms.split())) for row in rows
+                }
             except DatabaseFault:
                 if self._read is None:
-                    raise
-                found = self._names  # the last valid keys stay valid until the database is back
-            self._names, self._read = found, time.monotonic()
-            return bool(found)
+                    raise  # later, its last valid keys stay valid until it is back
+            self.callers, self._read = {**self._of_database, **of_file}, time.monotonic()
+            return bool(self.callers)
 
-    def name_of(self, key: str) -> str | None:
-        """Return the name of a key, or None, in constant time."""
+    def caller_of(self, key: str) -> Caller | None:
+        """Return who has a key, or None, in constant time."""
         digest = digest_of(key)
-        matching = [name for known, name in self._names.items() if hmac.compare_digest(known, digest)]
+        matching = [caller for known, caller in self.callers.items() if hmac.compare_digest(known, digest)]
         return matching[0] if matching else None
+
+    def knows(self, caller: Caller) -> bool:
+        """Return whether a caller's key is still valid, on the same terms."""
+        return self.callers.get(caller.sha256) == caller
 
 
 def key_of(request: Request) -> str | None:
@@ -156,7 +213,7 @@ def refused() -> HTTPException:
     return HTTPException(401, "send a valid API key, as in -H 'Authorization: Bearer KEY'", _CHALLENGE)
 
 
-def _valid() -> sa.Select[tuple[str, str, datetime, datetime | None]]:
+def _valid() -> sa.Select[tuple[str, str, datetime, datetime | None, str]]:
     return sa.select(keys).where(keys.c.revoked.is_(None))
 
 

@@ -111,9 +111,9 @@ def work(name: str, parent: int | None, ray: str | None = None) -> None:
     os._exit(128 + told[0] if told else 0)
 
 
-def add_key(name: str) -> str:
+def add_key(name: str, terms: Sequence[str]) -> str:
     """Make an API key in the database and return it. Raises BadRequest, DatabaseFault."""
-    return keys.add(_migrated(), name)
+    return keys.add(_migrated(), name, terms)
 
 
 def list_keys() -> list[keys.Key]:

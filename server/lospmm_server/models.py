@@ -7,7 +7,6 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import PurePosixPath
 
 from starlette.datastructures import UploadFile
@@ -22,11 +21,9 @@ from lospmm.problem.epilogue import check_rows, epilogue_of
 from lospmm.settings import settings
 from lospmm.tuning.options import Options
 from lospmm.tuning.request import Request
-from lospmm_server import queue
 from lospmm_server.problems import describe
 from lospmm_server.queue import KernelOrder, Layer, ModelOrder
 from lospmm_server.schemas import ModelQuery
-from lospmm_server.service import Service
 from lospmm_server.uploads import (
     BIAS_FIELD,
     FIELD,
@@ -60,8 +57,8 @@ class _Wanted:
     seed: int
 
 
-def read_model(files: Received, query: ModelQuery, order: Callable[[Request], KernelOrder]) -> ModelOrder:
-    """Return the model with an ``order`` for each readable layer; one matrix is in memory at a time.
+def read_model(files: Received, query: ModelQuery, order: Callable[[Request], KernelOrder], *, team: str) -> ModelOrder:
+    """Return the model of a team with an ``order`` for each readable layer; one matrix is in memory at a time.
 
     Raises BadMatrix if no layer can be read; BadRequest and Unsupported for the rest of the request, such as biases
     when no layer has one.
@@ -94,17 +91,7 @@ def read_model(files: Received, query: ModelQuery, order: Callable[[Request], Ke
         raise readers.no_biases([layer.name for layer in layers])
     name = query.name or _stem(files.matrices[0].filename or "model")
     n = wanted.table.n or 0
-    return ModelOrder(_id(name, layers), printable(name)[:NAME_CHARACTERS], n, wanted.device.name, layers)
-
-
-async def submit_model(service: Service, files: Received, query: ModelQuery, key: str) -> ModelOrder:
-    """Queue the layers of a model. Raises what ``read_model`` does, Busy, and HTTPException 503."""
-    model = await service.take(lambda: service.order_all(partial(read_model, files, query), key), files.size)
-    for layer in model.layers:
-        if layer.order is not None:
-            service.metrics.artifact_requested(hit=layer.order.is_kept)
-    await service.ask(queue.submit_model, service.database, model, key)
-    return model
+    return ModelOrder(_id(name, layers, team), printable(name)[:NAME_CHARACTERS], n, wanted.device.name, layers)
 
 
 def _by_layer(files: Received) -> dict[str, UploadFile]:
@@ -211,7 +198,7 @@ def _stem(file: str) -> str:
     return "".join(char if char.isprintable() else "?" for char in name)[-NAME_CHARACTERS:]
 
 
-def _id(name: str, layers: Sequence[Layer]) -> str:
-    """Return a model's id: the same model posted again is the same job."""
+def _id(name: str, layers: Sequence[Layer], team: str) -> str:
+    """Return a model's id: the same model posted again by its team is the same job."""
     content = [[layer.name, layer.order.digest if layer.order else None] for layer in layers]
-    return hashlib.sha256(json.dumps(["lospmm-model-1", name, content]).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(["lospmm-model-1", name, content, *([team] if team else ())]).encode()).hexdigest()

@@ -126,7 +126,7 @@ def pages_router(pages: Pages, view: View) -> APIRouter:
     ) -> Response:
         if state and state not in STATES:
             raise HTTPException(404, f"no job has such a state; there are {', '.join(STATES)}")
-        found = await view.jobs(state or None, cursor)
+        found = await view.jobs(request, state or None, cursor)
         return await to_thread(_jobs_page, pages, request, found, {"state": state, "cursor": cursor})
 
     @router.post("/jobs")
@@ -138,24 +138,24 @@ def pages_router(pages: Pages, view: View) -> APIRouter:
         return await _posted(pages, request, view, "model", ModelQuery, view.submit_model)
 
     @router.post("/jobs/{job}/cancel")
-    async def cancel_job(job: str) -> Response:
-        await view.cancel(_checked(job))
+    async def cancel_job(request: Request, job: str) -> Response:
+        await view.cancel(request, _checked(job))
         return RedirectResponse(f"/jobs/{job}", 303)
 
     @router.get("/jobs/{job}")
     async def get_job(request: Request, job: str) -> Response:
-        found = await view.job(_checked(job))
+        found = await view.job(request, _checked(job))
         is_kernel = found.kind == "kernel" and found.state == JobState.SUCCEEDED
-        return await to_thread(_job_page, pages, request, found, await view.kernel(job) if is_kernel else None)
+        return await to_thread(_job_page, pages, request, found, await view.kernel(request, job) if is_kernel else None)
 
     @router.get("/kernels/{digest}")
     async def get_kernel(request: Request, digest: str) -> Response:
-        kernel = await to_thread(view_kernel, digest, await view.kernel(_checked(digest)))
+        kernel = await to_thread(view_kernel, digest, await view.kernel(request, _checked(digest)))
         return await to_thread(_kernel_page, pages, request, kernel)
 
     @router.get("/kernels/{digest}/beside")
     async def get_two_kernels(request: Request, digest: str, other: str) -> Response:
-        both = [await to_thread(view_kernel, one, await view.kernel(_checked(one))) for one in (digest, other)]
+        both = [await to_thread(view_kernel, one, await view.kernel(request, _checked(one))) for one in (digest, other)]
         return await to_thread(_two_kernels_page, pages, request, both)
 
     @router.get("/static/{name}")
@@ -238,7 +238,7 @@ async def _refused(pages: Pages, request: Request, view: View, form: str, error:
     problem = problems.describe(error)
     if not wants_page(request) or problem.status not in TYPED_AGAIN:
         raise error
-    found = await view.jobs(None, None)
+    found = await view.jobs(request, None, None)
     asked = {"state": "", "cursor": None}
     refused = RefusedForm(form, problem, getattr(request.state, "typed", {}))
     return await to_thread(_jobs_page, pages, request, found, asked, refused)

@@ -1,6 +1,7 @@
 """Queries about jobs, for the routes, the page and the metrics. Each function is one transaction.
 
-A model has no state of its own: it follows from those of its kernels. All functions raise DatabaseFault.
+A model has no state of its own: it follows from those of its kernels. Where a ``team`` is given, there is only what
+it has posted. All functions raise DatabaseFault.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,12 +11,13 @@ from typing import Any, Literal, cast
 
 import sqlalchemy as sa
 
+from lospmm_server import teams
 from lospmm_server.database import Database
-from lospmm_server.faults import LayersFailed
+from lospmm_server.faults import Cancelled, LayersFailed
 from lospmm_server.metrics import QueueFigures
 from lospmm_server.problems import describe
 from lospmm_server.schemas import Problem
-from lospmm_server.tables import ENDED, PENDING, SKIPPED, events, kernels, layers, models
+from lospmm_server.tables import ENDED, PENDING, SKIPPED, events, kernels, layers, models, postings
 
 #: Failed layers that the error of a model names.
 NAMED_LAYERS = 3
@@ -107,23 +109,33 @@ class EventRow:
     data: Mapping[str, Any]
 
 
-def find_job(database: Database, job: str) -> JobRow | None:
-    """Return a model with all of its layers, or a kernel, or None."""
+def is_of_team(database: Database, job: str, team: str) -> bool:
+    """Return whether a team has posted a kernel, also one whose job is forgotten, or a model."""
     with database.read() as connection:
-        row = connection.execute(sa.select(kernels).where(kernels.c.digest == job)).first()
+        return teams.is_of(connection, job, team)
+
+
+def find_job(database: Database, job: str, team: str | None = None) -> JobRow | None:
+    """Return a model with all of its layers, or a kernel, or None."""
+    of_kernel, of_model = _kernels(team), _models(team)
+    with database.read() as connection:
+        row = connection.execute(of_kernel.where(kernels.c.digest == job)).first()
         if row is not None:
             return _kernel(row)
-        model = connection.execute(sa.select(models, _STOPPED).where(models.c.id == job)).first()
+        model = connection.execute(of_model.where(models.c.id == job)).first()
         return None if model is None else _model(model, _layers_of(connection, [job]).get(job, ()))
 
 
-def list_jobs(database: Database, state: str | None, before: int | None, limit: int) -> list[JobRow]:
+def list_jobs(
+    database: Database, state: str | None, before: int | None, limit: int, team: str | None = None
+) -> list[JobRow]:
     """Return what was posted, the last queued first: models, and kernels that are not only a layer."""
-    of_kernels = sa.select(kernels).where(kernels.c.posted).order_by(kernels.c.turn.desc()).limit(limit)
-    of_models = sa.select(models, _STOPPED).order_by(models.c.turn.desc()).limit(limit)
+    posted = teams.is_posted(sa.true()) if team is None else postings.c.posted
+    of_kernels = _kernels(team).where(posted).order_by(kernels.c.turn.desc()).limit(limit)
+    of_models = _models(team).order_by(models.c.turn.desc()).limit(limit)
     if state is not None:
         states = _model_states()
-        of_kernels = of_kernels.where(kernels.c.state == state)
+        of_kernels = of_kernels.where(_state_for(team) == state)
         of_models = of_models.join(states, states.c.model == models.c.id).where(states.c.state == state)
     if before is not None:
         of_kernels, of_models = of_kernels.where(kernels.c.turn < before), of_models.where(models.c.turn < before)
@@ -136,10 +148,10 @@ def list_jobs(database: Database, state: str | None, before: int | None, limit: 
 
 
 def page_of_jobs(
-    database: Database, state: str | None, before: int | None, limit: int
+    database: Database, state: str | None, before: int | None, limit: int, team: str | None = None
 ) -> tuple[list[JobRow], int | None]:
     """Return ``list_jobs``, and ``before`` of the next page; None on the last."""
-    found = list_jobs(database, state, before, limit + 1)
+    found = list_jobs(database, state, before, limit + 1, team)
     shown = found[:limit]
     return shown, shown[-1].turn if len(found) > limit else None
 
@@ -175,11 +187,28 @@ def figures(database: Database) -> QueueFigures:
     return QueueFigures(number["queued"], number["running"], max(ages.values(), default=0.0), ages)
 
 
+def _state_for(team: str | None) -> sa.ColumnElement[str]:
+    """Return a kernel's state; for a team that has cancelled what others want, it is cancelled."""
+    return kernels.c.state if team is None else sa.case((postings.c.cancel, "cancelled"), else_=kernels.c.state)
+
+
+def _kernels(team: str | None) -> sa.Select[Any]:
+    chosen = sa.select(kernels, _state_for(team).label("seen"))
+    if team is None:
+        return chosen
+    return chosen.join(postings, (postings.c.digest == kernels.c.digest) & (postings.c.team == team))
+
+
+def _models(team: str | None) -> sa.Select[Any]:
+    chosen = sa.select(models, _STOPPED)
+    return chosen if team is None else chosen.where(models.c.team == team)
+
+
 def _kernel(row: Any) -> JobRow:
     return JobRow(
         id=row.digest,
         kind="kernel",
-        state=row.state,
+        state=row.seen,
         turn=row.turn,
         key=row.key,
         created=row.created,
@@ -189,7 +218,7 @@ def _kernel(row: Any) -> JobRow:
         is_cancelling=row.cancel,
         stage=row.stage,
         progress=_progress(row.progress),
-        error=_problem(row.error),
+        error=_problem(row.error) if row.seen == row.state else describe(Cancelled()),
         request=row.request,
         speedup=row.speedup,
     )

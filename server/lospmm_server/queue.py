@@ -17,9 +17,10 @@ from typing import Any
 import sqlalchemy as sa
 
 from lospmm.settings import settings
-from lospmm_server import admission, observations
+from lospmm_server import admission, observations, teams
 from lospmm_server.database import Database
 from lospmm_server.faults import Cancelled, GaveUp
+from lospmm_server.keys import Caller
 from lospmm_server.problems import describe
 from lospmm_server.schemas import Problem
 from lospmm_server.tables import PENDING, events, kernels, layers, models
@@ -88,28 +89,33 @@ class Claim:
     attempts: int
 
 
-def submit(database: Database, order: KernelOrder, key: str) -> None:
-    """Queue a kernel, unless it waits, runs or has succeeded. Raises Busy.
+def submit(database: Database, order: KernelOrder, caller: Caller) -> None:
+    """Queue a kernel for the caller's team, unless it waits, runs or has succeeded. Raises Busy.
 
     If the kernel of a successful job is lost, ``requeue`` queues it again.
     """
+    if order.is_kept:
+        with database.read() as connection:  # a hit should write only once
+            if teams.wants(connection, order.digest, caller.team):
+                return
     with database.write() as connection:
-        admission.check_room(connection, key, [] if order.is_kept else [order.digest])
-        _submit(connection, order, key)
+        admission.check_room(connection, caller.name, [] if order.is_kept else [order.digest])
+        _submit(connection, order, caller)
 
 
-def submit_model(database: Database, model: ModelOrder, key: str) -> None:
+def submit_model(database: Database, model: ModelOrder, caller: Caller) -> None:
     """Queue every layer, equal ones once; all of them are accepted or none. Raises Busy."""
     with database.write() as connection:
-        admission.check_room(connection, key, model.new)
+        admission.check_room(connection, caller.name, model.new)
         connection.execute(sa.delete(layers).where(layers.c.model == model.id))
         connection.execute(sa.delete(models).where(models.c.id == model.id))
         turn = _event(connection, model.id, "posted", {"model": model.name, "layers": len(model.layers)})
-        row = {"id": model.id, "turn": turn, "name": model.name, "n": model.n, "device": model.device, "key": key}
-        connection.execute(sa.insert(models).values(**row, cancel=False, created=_now()))
+        row = {"id": model.id, "turn": turn, "name": model.name, "n": model.n, "device": model.device}
+        row |= {"key": caller.name, "team": caller.team, "cancel": False, "created": _now()}
+        connection.execute(sa.insert(models).values(**row))
         connection.execute(sa.insert(layers), [_layer_row(model.id, *found) for found in enumerate(model.layers)])
         for order in model.orders.values():
-            _submit(connection, order, key, model.name)
+            _submit(connection, order, caller, model.name)
 
 
 def check_room(database: Database, key: str, digests: Sequence[str]) -> None:
@@ -223,20 +229,23 @@ def release_all_of(database: Database, owner: str) -> int:
         return len(rows)
 
 
-def cancel(database: Database, job: str) -> bool:
+def cancel(database: Database, job: str, team: str | None = None) -> bool:
     """Cancel a kernel, or a model with its kernels that nobody else posted. False for an unknown id.
 
-    An ended job stays as it is.
+    For a ``team``, jobs of others are unknown, and a kernel that others posted too goes on for them. An ended job
+    stays as it is.
     """
     with database.write() as connection:
+        if not teams.is_of(connection, job, team):
+            return False
         row = connection.execute(sa.select(kernels).where(kernels.c.digest == job)).first()
         if row is not None:
-            _cancel(connection, row)
+            _cancel(connection, row, team)
             return True
         model = connection.execute(sa.select(models).where(models.c.id == job)).first()
         if model is None:
             return False
-        _cancel_layers(connection, job)
+        _cancel_layers(connection, job, model.team)
         return True
 
 
@@ -277,17 +286,16 @@ def _next(connection: sa.Connection, may_run: sa.ColumnElement[bool]) -> Any:
     return connection.execute(sa.select(kernels).where(kernels.c.turn == turn.scalar_subquery())).first()
 
 
-def _submit(connection: sa.Connection, order: KernelOrder, key: str, model: str | None = None) -> None:
+def _submit(connection: sa.Connection, order: KernelOrder, caller: Caller, model: str | None = None) -> None:
     row = connection.execute(sa.select(kernels).where(kernels.c.digest == order.digest)).first()
     is_cancelled = row is not None and (row.cancel or row.state == "cancelled")  # its poster no longer wants it
-    posted = model is None or (row is not None and row.posted and not is_cancelled)
+    teams.post(connection, order.digest, caller.team, alone=model is None, is_cancelled=is_cancelled)
     if row is not None and row.state in PENDING:
-        _change(connection, order.digest, {"posted": posted, "cancel": False})  # it was posted again
+        _change(connection, order.digest, {"cancel": False})  # it was posted again
         return
     if row is not None and row.state == "succeeded" and model is None:
-        _change(connection, order.digest, {"posted": True})
         return
-    wanted = {"request": order.request, "gpu": order.gpu, "posted": posted, "attempts": 0, "key": key}
+    wanted = {"request": order.request, "gpu": order.gpu, "attempts": 0, "key": caller.name}
     if row is None:
         new = {"digest": order.digest, "turn": 0, "state": "queued", "beat": 0, "cancel": False, "progress": {}}
         connection.execute(sa.insert(kernels).values(**new, **wanted, model=model or "", created=_now()))
@@ -332,24 +340,25 @@ def _retry(connection: sa.Connection, row: Any, problem: Problem) -> None:
         _queue(connection, row, {})
 
 
-def _cancel(connection: sa.Connection, row: Any) -> None:
+def _cancel(connection: sa.Connection, row: Any, team: str | None) -> None:
+    """Cancel a pending job; for a team alone, if there is one and others want the kernel too."""
+    if row.state in PENDING and team is not None and teams.leave(connection, row.digest, team):
+        return
     if row.state == "queued":
         _cancelled(connection, row.digest)
     elif row.state == "running":
         _change(connection, row.digest, {"cancel": True})
 
 
-def _cancel_layers(connection: sa.Connection, model: str) -> None:
+def _cancel_layers(connection: sa.Connection, model: str, team: str) -> None:
     own = sa.select(layers.c.digest).where((layers.c.model == model) & layers.c.digest.is_not(None))
-    others = sa.select(layers.c.digest).join(models, models.c.id == layers.c.model)
-    others = others.where((models.c.id != model) & ~models.c.cancel & layers.c.digest.is_not(None))
-    alone = kernels.c.digest.in_(own) & kernels.c.digest.not_in(others) & ~kernels.c.posted
-    rows = connection.execute(sa.select(kernels).where(alone & kernels.c.state.in_(PENDING))).all()
+    only = teams.only_of(model, team) & kernels.c.state.in_(PENDING)
+    rows = connection.execute(sa.select(kernels).where(only)).all()
     is_pending = kernels.c.digest.in_(own) & kernels.c.state.in_(PENDING)
     if connection.execute(sa.select(kernels.c.digest).where(is_pending).limit(1)).first() is None:
         return  # it has ended
     for row in rows:
-        _cancel(connection, row)
+        _cancel(connection, row, team)
     connection.execute(sa.update(models).where(models.c.id == model).values(cancel=True))
     _event(connection, model, "stopped", {"layers": len(rows)})
 
@@ -363,13 +372,7 @@ def _end(database: Database, claimed: Claim, state: str, data: Json, values: Map
 
 
 def _cancelled(connection: sa.Connection, digest: str) -> None:
-    _ended(
-        connection,
-        digest,
-        "cancelled",
-        {},
-        {"error": describe(Cancelled("the job was cancelled; post it again to have it done")).model_dump()},
-    )
+    _ended(connection, digest, "cancelled", {}, {"error": describe(Cancelled()).model_dump()})
 
 
 def _ended(connection: sa.Connection, digest: str, state: str, data: Json, values: Mapping[str, Any]) -> None:

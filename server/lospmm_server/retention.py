@@ -3,7 +3,7 @@
 import sqlalchemy as sa
 
 from lospmm_server.database import Database
-from lospmm_server.tables import ENDED, PENDING, events, kernels, layers, models
+from lospmm_server.tables import ENDED, PENDING, events, kernels, layers, models, postings
 
 #: Ended jobs and models that are kept, the newest.
 ENDED_KEPT = 10_000
@@ -18,8 +18,11 @@ def forget(database: Database, keep: int = ENDED_KEPT) -> None:
         _remove(connection, models.c.id, [row.id for row in connection.execute(ended.limit(ENDED_KEPT))])
         needed = sa.select(layers.c.digest).where(layers.c.digest.is_not(None))
         old = kernels.c.state.in_(ENDED) & kernels.c.digest.not_in(needed)
-        found = sa.select(kernels.c.digest).where(old).order_by(kernels.c.turn.desc()).offset(keep)
-        _remove(connection, kernels.c.digest, [row.digest for row in connection.execute(found.limit(ENDED_KEPT))])
+        found = sa.select(kernels.c.digest, kernels.c.state).where(old).order_by(kernels.c.turn.desc()).offset(keep)
+        rows = connection.execute(found.limit(ENDED_KEPT)).all()
+        _remove(connection, kernels.c.digest, [row.digest for row in rows])
+        # Who has posted a kernel that is in the store goes on finding it.
+        _remove(connection, postings.c.digest, [row.digest for row in rows if row.state != "succeeded"])
 
 
 def _remove(connection: sa.Connection, column: sa.Column[str], ids: list[str]) -> None:

@@ -8,6 +8,7 @@ from fastapi import Depends, Request
 from fastapi.exceptions import RequestValidationError
 
 from lospmm_server import problems
+from lospmm_server.keys import Caller
 from lospmm_server.negotiation import negotiate
 from lospmm_server.responses import BINARY, JSON
 from lospmm_server.uploads import BIAS_FIELD, FIELD, MAX_LAYERS, TABLE_FIELD
@@ -43,8 +44,8 @@ async def _media_type(request: Request) -> str:
     return negotiate(",".join(request.headers.getlist("accept")), (JSON, BINARY))
 
 
-async def _key(request: Request) -> str:
-    return cast(str, request.state.key)
+async def _caller(request: Request) -> Caller:
+    return cast(Caller, request.state.caller)
 
 
 async def check_parameters(request: Request) -> None:
@@ -64,4 +65,4 @@ async def check_parameters(request: Request) -> None:
 
 
 MediaType = Annotated[str, Depends(_media_type)]
-KeyName = Annotated[str, Depends(_key)]
+By = Annotated[Caller, Depends(_caller)]

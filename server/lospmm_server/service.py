@@ -24,7 +24,7 @@ from lospmm_server.beside import LocalWorkers
 from lospmm_server.database import Database
 from lospmm_server.events import Watch
 from lospmm_server.faults import DatabaseFault, Stopping
-from lospmm_server.keys import Keyring
+from lospmm_server.keys import Caller, Keyring
 from lospmm_server.memory import forget_frames
 from lospmm_server.metrics import Metrics
 from lospmm_server.queries import JobRow
@@ -103,7 +103,7 @@ class Service:
         readers = self._small_readers if size <= SMALL_BYTES else self._large_readers
         return await self._in(readers, lambda: _forgetful(read))
 
-    def order(self, request: Request, key: str, staged: Store | None = None) -> KernelOrder:
+    def order(self, request: Request, caller: Caller, staged: Store | None = None) -> KernelOrder:
         """Return the order of a settled request, and store its matrix if it must be tuned; thread-safe.
 
         The matrix goes to ``staged`` if given, as long as the rest of a model is not yet accepted. Raises Busy before
@@ -113,59 +113,80 @@ class Service:
         kept = self.shelf.at_hand(digest) or self.shelf.find(digest)
         if kept is None:
             self.shelf.disk.check()
-            queue.check_room(self.database, key, [digest])
+            queue.check_room(self.database, caller.name, [digest])
             keep_matrix(request.problem.matrix, self.store, staged)
         gpu = request.problem.device.name if "gpu" in (options.measure, options.verify) else ""
         estimated = None if kept is None else kept.artifact.manifest["search"]["estimated_micros"]
         return KernelOrder(digest, to_json(request), gpu, kept is not None, estimated)
 
-    def order_all(self, read: Callable[[Callable[[Request], KernelOrder]], ModelOrder], key: str) -> ModelOrder:
+    def order_all(self, read: Callable[[Callable[[Request], KernelOrder]], ModelOrder], caller: Caller) -> ModelOrder:
         """Return the model that ``read`` makes of its layers' orders; a refused model stores nothing."""
         with self.store.staging() as staged:
-            model = read(lambda request: self.order(request, key, staged))
-            queue.check_room(self.database, key, model.new)
+            model = read(lambda request: self.order(request, caller, staged))
+            queue.check_room(self.database, caller.name, model.new)
             self.store.adopt(staged)
         return model
+
+    async def post_model(
+        self, read: Callable[[Callable[[Request], KernelOrder]], ModelOrder], size: int, caller: Caller
+    ) -> ModelOrder:
+        """Queue the layers of the model that ``read`` makes. Raises what it does, Busy, and HTTPException 503."""
+        model = await self.take(lambda: self.order_all(read, caller), size)
+        for layer in model.layers:
+            if layer.order is not None:
+                self.metrics.artifact_requested(hit=layer.order.is_kept)
+        await self.ask(queue.submit_model, self.database, model, caller)
+        return model
+
+    async def post(self, order: KernelOrder, caller: Caller) -> None:
+        """Queue an order; one that is kept already is noted as posted by the caller's team. Raises Busy."""
+        self.metrics.artifact_requested(hit=order.is_kept)
+        if caller.team or not order.is_kept:
+            await self.ask(queue.submit, self.database, order, caller)
 
     async def find(self, digest: str) -> ShelvedKernel | None:
         """Return a finished kernel, or None. Raises DiskFault."""
         return self.shelf.at_hand(digest) or await asyncio.to_thread(self.shelf.find, digest)
 
-    async def kernel(self, digest: str) -> ShelvedKernel:
+    async def kernel(self, digest: str, caller: Caller) -> ShelvedKernel:
         """Return a finished kernel. Raises HTTPException 404, where one that was lost is tuned again; DiskFault."""
-        found = await self.find(digest)
+        may_see = await self._may_see(digest, caller)
+        found = await self.find(digest) if may_see else None
         if found is None:
-            lost = await self.ask(queue.requeue, self.database, digest)
+            lost = may_see and await self.ask(queue.requeue, self.database, digest)
             why = "its files were damaged or removed; it is tuned again" if lost else "post its matrix (again)"
             raise HTTPException(404, f"{digest}: no kernel of this digest; {why}")
         return found
 
-    async def job(self, job_id: str) -> JobRow:
+    async def job(self, job_id: str, caller: Caller) -> JobRow:
         """Return a job as it is now. Raises HTTPException 404, DiskFault."""
-        job = await self.ask(queries.find_job, self.database, job_id)
+        job = await self.ask(queries.find_job, self.database, job_id, caller.sees)
         if job is not None and (job.kind == "model" or job.state != JobState.SUCCEEDED):
             return job
-        kept = await self.find(job_id)
+        kept = await self.find(job_id) if job is not None or await self._may_see(job_id, caller) else None
         if kept is not None:
             return job or JobRow(id=job_id, kind="kernel", state=JobState.SUCCEEDED)
         if job is not None:
             await self.ask(queue.requeue, self.database, job_id)
-            job = await self.ask(queries.find_job, self.database, job_id)
+            job = await self.ask(queries.find_job, self.database, job_id, caller.sees)
         if job is None:
             raise HTTPException(404, f"{job_id}: no job of this id; post its matrix (again)")
         return job
 
-    async def wait_for(self, job_id: str, seconds: float) -> JobRow:
+    async def _may_see(self, job_id: str, caller: Caller) -> bool:
+        return caller.sees is None or await self.ask(queries.is_of_team, self.database, job_id, caller.sees)
+
+    async def wait_for(self, job_id: str, seconds: float, caller: Caller) -> JobRow:
         """Return the job once it has ended, the time is up, or the service stops. Raises HTTPException 404."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
-        job = await self.job(job_id)
+        job = await self.job(job_id, caller)
         if job.is_ended or seconds <= 0:
             return job
         with self.watch.subscribed(job.watched) as changed:
             while True:
                 changed.clear()
-                job = await self.job(job_id)
+                job = await self.job(job_id, caller)
                 remaining = deadline - loop.time()
                 if job.is_ended or self.is_stopping or remaining <= 0:
                     return job

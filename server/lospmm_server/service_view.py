@@ -1,12 +1,13 @@
 """The service as the pages see it (``views.View``)."""
 
+from functools import partial
 from typing import Any
 
 from fastapi import Request
 
 from lospmm.artifact.artifact import Artifact
 from lospmm_server import queries, queue
-from lospmm_server.models import submit_model
+from lospmm_server.models import read_model
 from lospmm_server.queries import JobRow, LayerState
 from lospmm_server.schemas import PAGE, KernelQuery, ModelQuery
 from lospmm_server.service import Service
@@ -20,35 +21,38 @@ class ServiceView:
     def __init__(self, service: Service) -> None:
         self._service = service
 
-    async def jobs(self, state: str | None, cursor: int | None) -> JobListPage:
+    async def jobs(self, request: Request, state: str | None, cursor: int | None) -> JobListPage:
         """Return a page of jobs."""
-        found, following = await self._service.ask(queries.page_of_jobs, self._service.database, state, cursor, PAGE)
+        service, team = self._service, request.state.caller.sees
+        found, following = await service.ask(queries.page_of_jobs, service.database, state, cursor, PAGE, team)
         return JobListPage(tuple(map(_job, found)), following)
 
-    async def job(self, job: str) -> JobPage:
+    async def job(self, request: Request, job: str) -> JobPage:
         """Return a job."""
-        return _job(await self._service.job(job))
+        return _job(await self._service.job(job, request.state.caller))
 
-    async def kernel(self, digest: str) -> Artifact:
+    async def kernel(self, request: Request, digest: str) -> Artifact:
         """Return a finished kernel."""
-        return (await self._service.kernel(digest)).artifact
+        return (await self._service.kernel(digest, request.state.caller)).artifact
 
     async def submit(self, request: Request, files: Received, query: KernelQuery) -> str:
         """Have a matrix tuned; return the id of the job."""
-        service, key = self._service, request.state.key
-        order = await service.take(lambda: service.order(read_request(files, query), key), files.size)
-        service.metrics.artifact_requested(hit=order.is_kept)
-        if not order.is_kept:
-            await service.ask(queue.submit, service.database, order, key)
+        service, caller = self._service, request.state.caller
+        order = await service.take(lambda: service.order(read_request(files, query), caller), files.size)
+        await service.post(order, caller)
         return order.digest
 
     async def submit_model(self, request: Request, files: Received, query: ModelQuery) -> str:
         """Have a model tuned; return the id of the job."""
-        return (await submit_model(self._service, files, query, request.state.key)).id
+        caller = request.state.caller
+        read = partial(read_model, files, query, team=caller.team)
+        return (await self._service.post_model(read, files.size, caller)).id
 
-    async def cancel(self, job: str) -> None:
+    async def cancel(self, request: Request, job: str) -> None:
         """Cancel a job."""
-        await self._service.ask(queue.cancel, self._service.database, job)
+        service, caller = self._service, request.state.caller
+        await service.ask(queue.cancel, service.database, job, caller.sees)
+        await service.job(job, caller)
 
 
 def _job(job: JobRow) -> JobPage:

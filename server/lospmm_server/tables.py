@@ -53,7 +53,6 @@ kernels = sa.Table(
     sa.Column("owner", sa.String(80), doc="the worker that runs it"),
     sa.Column("beat", _id, nullable=False, doc="counted up by its owner, to say that it lives"),
     sa.Column("cancel", sa.Boolean, nullable=False, doc="its owner is to stop it"),
-    sa.Column("posted", sa.Boolean, nullable=False, doc="by itself, not only as a layer of a model"),
     sa.Column("stage", sa.String(40), doc="that reported last"),
     sa.Column("progress", _json, nullable=False, doc="(done, total) of each stage"),
     sa.Column("error", _json, doc="a problem, where it failed"),
@@ -71,6 +70,15 @@ kernels = sa.Table(
     sa.Index("kernels_owner", "owner"),
 )
 
+postings = sa.Table(
+    "postings",
+    metadata,
+    sa.Column("team", sa.String(80), primary_key=True, doc="of the key that posted it; empty: none"),
+    sa.Column("digest", sa.String(64), primary_key=True, index=True, doc="of the kernel, whose row may be forgotten"),
+    sa.Column("posted", sa.Boolean, nullable=False, doc="by itself, not only as a layer of a model"),
+    sa.Column("cancel", sa.Boolean, nullable=False, doc="the team no longer wants it, and others may"),
+)
+
 models = sa.Table(
     "models",
     metadata,
@@ -80,6 +88,7 @@ models = sa.Table(
     sa.Column("n", sa.Integer, nullable=False, doc="columns of B; 0: those of layers differ"),
     sa.Column("device", sa.String(80), nullable=False),
     sa.Column("key", sa.String(80), nullable=False),
+    sa.Column("team", sa.String(80), nullable=False, server_default=""),
     sa.Column("cancel", sa.Boolean, nullable=False),
     sa.Column("created", Utc, nullable=False),
 )
@@ -116,4 +125,5 @@ keys = sa.Table(
     sa.Column("name", sa.String(80), nullable=False),
     sa.Column("created", Utc, nullable=False),
     sa.Column("revoked", Utc),
+    sa.Column("terms", sa.String(500), nullable=False, server_default="", doc="as they were typed (keys.Caller)"),
 )

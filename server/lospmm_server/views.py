@@ -90,13 +90,13 @@ class JobListPage:
 class View(Protocol):
     """What pages need of the service; methods raise HTTPException 404, DatabaseFault and Busy."""
 
-    async def jobs(self, state: str | None, cursor: int | None) -> JobListPage:
+    async def jobs(self, request: Request, state: str | None, cursor: int | None) -> JobListPage:
         """Return a page of posted jobs, the newest first, of one ``state``, after ``cursor``."""
 
-    async def job(self, job: str) -> JobPage:
+    async def job(self, request: Request, job: str) -> JobPage:
         """Return a kernel's job, or a model's with its layers."""
 
-    async def kernel(self, digest: str) -> Artifact:
+    async def kernel(self, request: Request, digest: str) -> Artifact:
         """Return a finished kernel."""
 
     async def submit(self, request: Request, files: Received, query: KernelQuery) -> str:
@@ -105,5 +105,5 @@ class View(Protocol):
     async def submit_model(self, request: Request, files: Received, query: ModelQuery) -> str:
         """Have a model tuned, as POST /v1/models does; return the id of the job."""
 
-    async def cancel(self, job: str) -> None:
+    async def cancel(self, request: Request, job: str) -> None:
         """Cancel a job, as DELETE /v1/jobs/{id} does."""

@@ -3,6 +3,7 @@
 from lospmm.errors import NothingFits
 from lospmm_server import queries, queue
 from lospmm_server.database import Database
+from lospmm_server.keys import Caller
 from lospmm_server.problems import describe
 from lospmm_server.queue import Claim, KernelOrder, Layer, ModelOrder
 
@@ -19,7 +20,7 @@ def model(*orders: KernelOrder | None, name: str = "net") -> ModelOrder:
 
 def submitted(database: Database, *numbers: int, key: str = "") -> None:
     for number in numbers:
-        queue.submit(database, order(number), key)
+        queue.submit(database, order(number), Caller(key))
 
 
 def claimed(database: Database, owner: str = "worker", gpu: str = "") -> Claim:

@@ -94,14 +94,14 @@ class FakeView:
     version: int = 0
     listeners: int = 0
 
-    async def jobs(self, state: str | None, cursor: int | None) -> JobListPage:
+    async def jobs(self, _: Request, state: str | None, cursor: int | None) -> JobListPage:
         self._fail()
         chosen = [job for job in self.found.values() if state in (None, job.state)]
         first = cursor or 0
         following = first + PAGE if len(chosen) > first + PAGE else None
         return JobListPage(tuple(chosen[first : first + PAGE]), following)
 
-    async def job(self, job: str) -> JobPage:
+    async def job(self, _: Request, job: str) -> JobPage:
         self._fail()
         if job in self.found:
             return self.found[job]
@@ -109,7 +109,7 @@ class FakeView:
             return JobPage(id=job, kind="kernel", state="succeeded")
         raise HTTPException(404, f"{job}: no job of this id; post its matrix (again)")
 
-    async def kernel(self, digest: str) -> Artifact:
+    async def kernel(self, _: Request, digest: str) -> Artifact:
         self._fail()
         if digest not in self.kernels:
             raise HTTPException(404, f"{digest}: no kernel of this digest")
@@ -118,7 +118,7 @@ class FakeView:
     async def submit_model(self, request: Request, files: Received, query: ModelQuery) -> str:  # noqa: ARG002
         raise AssertionError("the real service has tests of it")
 
-    async def cancel(self, job: str) -> None:
+    async def cancel(self, _: Request, job: str) -> None:
         self.change(job, is_cancelling=True)
 
     async def submit(self, request: Request, files: Received, query: KernelQuery) -> str:  # noqa: ARG002

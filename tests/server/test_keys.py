@@ -139,7 +139,8 @@ class TestFile:
         set_environment("LOSPMM_API_KEYS", tmp_path / "keys")
         added, keyring = keys.add(database, "team"), Keyring(database)
         keyring.refresh()
-        assert [keyring.name_of(key) for key in ("one", "two", added, "three")] == ["team", "team", "team", None]
+        found = [keyring.caller_of(key) for key in ("one", "two", added, "three")]
+        assert [caller and caller.name for caller in found] == ["team", "team", "team", None]
 
     @pytest.mark.parametrize("line", ["team", "team secret", f"team {'A' * 64}", f"te am {'0' * 64}"])
     def test_a_wrong_line_is_named(self, tmp_path: Path, line: str) -> None:
@@ -166,7 +167,7 @@ def test_known_keys_outlast_the_database(database: Database, monkeypatch: pytest
     assert keyring.refresh()
     monkeypatch.setattr(Database, "read", gone)
     assert keyring.refresh()
-    assert keyring.name_of(key) == "team"
+    assert keyring.caller_of(key).name == "team"
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from alembic.script import ScriptDirectory
 
 from lospmm_server import queries, queue
 from lospmm_server.database import Database
+from lospmm_server.keys import NOBODY
 from lospmm_server.tables import metadata
 from tests.server.orders import claimed, model, order, submitted
 
@@ -30,6 +31,9 @@ ROWS: Mapping[str, tuple[Mapping[str, Any], ...]] = {
     "kernels": (
         {**KERNEL, "digest": order(1).digest, "turn": 1, "state": "queued", "posted": True},
         {**KERNEL, "digest": order(2).digest, "turn": 2, "state": "succeeded", "posted": False, "model": "net"},
+    ),
+    "postings": tuple(
+        {"team": "", "digest": order(number).digest, "posted": number == 1, "cancel": False} for number in (1, 2)
     ),
     "models": (
         {"id": "f" * 64, "turn": 3, "name": "net", "n": 8, "device": "h200", "key": "team", "cancel": False}
@@ -49,7 +53,7 @@ def migrated(database: Database, revision: str) -> None:
         command.upgrade(CONFIG, revision)
         old = sa.MetaData()
         old.reflect(connection)
-        for name, rows in ROWS.items():
+        for name, rows in ((name, ROWS[name]) for name in ROWS if name in old.tables):
             known = [{key: value for key, value in row.items() if key in old.tables[name].c} for row in rows]
             connection.execute(sa.insert(old.tables[name]), known)
 
@@ -63,6 +67,6 @@ def test_what_an_earlier_version_has_written_goes_on(either_database: Database, 
     listed = queries.list_jobs(either_database, None, None, 50)
     assert [(job.id, job.state) for job in listed] == [("f" * 64, "succeeded"), (order(1).digest, "queued")]
     submitted(either_database, 3)
-    queue.submit_model(either_database, model(order(4)), "")
+    queue.submit_model(either_database, model(order(4)), NOBODY)
     assert {claimed(either_database).digest for _ in range(3)} == {order(number).digest for number in (1, 3, 4)}
     assert queue.cancel(either_database, order(1).digest)

@@ -14,6 +14,7 @@ from lospmm.errors import BadSettings, NothingFits
 from lospmm_server import queries, queue, retention
 from lospmm_server.database import Database, open_database
 from lospmm_server.faults import Busy, DatabaseFault
+from lospmm_server.keys import NOBODY, Caller
 from lospmm_server.problems import describe
 from lospmm_server.queue import Claim, JobVerdict
 from lospmm_server.tables import metadata
@@ -85,7 +86,7 @@ def test_keys_take_turns(database: Database) -> None:
     """A small job behind five large models of another key waits for one layer, and the key's next for one more."""
     for number in range(5):
         layers = [order(10 * number + at) for at in range(1, 5)]
-        queue.submit_model(database, model(*layers, name=f"large{number}"), "large")
+        queue.submit_model(database, model(*layers, name=f"large{number}"), Caller("large"))
     first = claimed(database)  # and not yet done when the small ones come
     submitted(database, 101, 102, key="small")
     queue.finish(database, first, {})
@@ -100,8 +101,8 @@ def test_keys_take_turns(database: Database) -> None:
 
 
 def test_models_of_a_key_take_turns_and_single_kernels_too(database: Database) -> None:
-    queue.submit_model(database, model(*(order(at) for at in range(1, 101)), name="hundred"), "")
-    queue.submit_model(database, model(order(201), order(202), name="two"), "")
+    queue.submit_model(database, model(*(order(at) for at in range(1, 101)), name="hundred"), NOBODY)
+    queue.submit_model(database, model(order(201), order(202), name="two"), NOBODY)
     submitted(database, 301, 302)
     assert [int(claimed(database).digest, 16) for _ in range(8)] == [1, 201, 301, 2, 202, 302, 3, 4]
 
@@ -193,7 +194,7 @@ def test_ids_of_events_follow_their_commits(database: Database) -> None:
 
 
 def test_a_job_that_needs_a_gpu_waits_for_one(database: Database) -> None:
-    queue.submit(database, order(1, gpu="h200"), "")
+    queue.submit(database, order(1, gpu="h200"), NOBODY)
     submitted(database, 2)
     assert queue.claim(database, "worker", "a100").digest == order(2).digest
     assert queue.claim(database, "worker", "") is None
@@ -325,7 +326,7 @@ def test_one_key_does_not_fill_the_queue(database: Database, set_environment: Ca
 def test_lists_go_on_where_they_stopped(database: Database) -> None:
     submitted(database, *range(1, 6))
     posted = model(order(1), order(9))
-    queue.submit_model(database, posted, "")
+    queue.submit_model(database, posted, NOBODY)
     first = queries.list_jobs(database, None, None, 4)
     rest = queries.list_jobs(database, None, first[-1].turn, 4)
     expected = [posted.id, *(order(number).digest for number in (5, 4, 3, 2, 1))]  # not the layer
@@ -336,7 +337,7 @@ def test_lists_go_on_where_they_stopped(database: Database) -> None:
 
 def test_what_has_ended_is_forgotten_but_not_while_a_model_needs_it(database: Database) -> None:
     submitted(database, 1, 2, 3)
-    queue.submit_model(database, model(order(4)), "")
+    queue.submit_model(database, model(order(4)), NOBODY)
     for _ in range(4):
         queue.finish(database, claimed(database), {})
     submitted(database, 5)

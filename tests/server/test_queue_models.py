@@ -9,6 +9,7 @@ from lospmm.errors import BadRequest, NothingFits
 from lospmm_server import queries, queue
 from lospmm_server.database import Database
 from lospmm_server.faults import Busy
+from lospmm_server.keys import NOBODY, Caller
 from lospmm_server.problems import describe
 from lospmm_server.queue import JobVerdict, ModelOrder
 from tests.server.orders import claimed, model, order, state, submitted
@@ -29,7 +30,7 @@ class TestModels:
 
     def test_equal_layers_are_tuned_once_and_a_bad_one_fails_alone(self, database: Database) -> None:
         posted = model(order(1), None, order(1), order(2))
-        queue.submit_model(database, posted, "team")
+        queue.submit_model(database, posted, Caller("team"))
         job = self.job(database, posted)
         assert (job.state, job.progress, job.name, job.key) == ("queued", {"layers": (1, 4)}, "net", "team")
         assert [layer.state for layer in job.layers] == ["queued", "failed", "queued", "queued"]
@@ -45,7 +46,7 @@ class TestModels:
 
     def test_a_model_whose_kernels_are_there(self, database: Database) -> None:
         posted = model(order(1, is_kept=True), replace(order(2, is_kept=True), estimated_micros=2.5))
-        queue.submit_model(database, posted, "")
+        queue.submit_model(database, posted, NOBODY)
         job = self.job(database, posted)
         assert (job.state, [layer.estimated_micros for layer in job.layers]) == ("succeeded", [None, 2.5])
         assert queue.claim(database, "worker", "") is None
@@ -54,7 +55,7 @@ class TestModels:
         submitted(database, 1)
         queue.finish(database, claimed(database), {})
         posted = model(order(1, is_kept=True), order(2))
-        queue.submit_model(database, posted, "")
+        queue.submit_model(database, posted, NOBODY)
         job = self.job(database, posted)
         assert job.started == job.created and job.ended is None
         queue.finish(database, claimed(database), {})
@@ -64,8 +65,8 @@ class TestModels:
     def test_cancel_leaves_what_others_wait_for(self, database: Database) -> None:
         submitted(database, 1)
         mine, theirs = model(order(1), order(2), order(3), name="mine"), model(order(3), name="theirs")
-        queue.submit_model(database, mine, "")
-        queue.submit_model(database, theirs, "")
+        queue.submit_model(database, mine, NOBODY)
+        queue.submit_model(database, theirs, NOBODY)
         assert queue.cancel(database, mine.id)
         (told,) = queries.events_after(database, [mine.id], 0)[-1:]
         assert (told.kind, told.data) == ("stopped", {"layers": 1})
@@ -74,13 +75,13 @@ class TestModels:
         assert self.job(database, theirs).state == "queued"
         queue.cancel(database, theirs.id)
         assert state(database, 3) == "cancelled"
-        queue.submit_model(database, mine, "")
+        queue.submit_model(database, mine, NOBODY)
         assert self.job(database, mine).state == "queued"
 
     def test_what_was_cancelled_stays_so_though_its_kernels_go_on(self, database: Database) -> None:
         mine, theirs = model(order(1), name="mine"), model(order(1), name="theirs")
-        queue.submit_model(database, mine, "")
-        queue.submit_model(database, theirs, "")
+        queue.submit_model(database, mine, NOBODY)
+        queue.submit_model(database, theirs, NOBODY)
         queue.cancel(database, mine.id)
         cancelled = self.job(database, mine)
         assert (cancelled.state, cancelled.is_cancelling) == ("cancelled", False)
@@ -99,7 +100,7 @@ class TestModels:
         mine = claimed(database) if is_running else None
         queue.cancel(database, order(1).digest)
         posted = model(order(1))
-        queue.submit_model(database, posted, "")
+        queue.submit_model(database, posted, NOBODY)
         assert self.job(database, posted).state == ("running" if is_running else "queued")
         queue.cancel(database, posted.id)
         if mine is not None:
@@ -120,7 +121,7 @@ class TestModels:
     )
     def test_its_state_follows_from_its_layers(self, database: Database, ends: Sequence[str], expected: str) -> None:
         posted = model(order(1), order(2))
-        queue.submit_model(database, posted, "")
+        queue.submit_model(database, posted, NOBODY)
         for end in ends:
             mine = claimed(database)
             if end == "succeeded":
@@ -138,17 +139,17 @@ class TestModels:
         set_environment("LOSPMM_MAX_JOBS", 3)
         submitted(database, 1, 2)
         with pytest.raises(Busy):
-            queue.submit_model(database, model(order(1), order(3), order(4)), "")
+            queue.submit_model(database, model(order(1), order(3), order(4)), NOBODY)
         assert queries.find_job(database, order(3).digest) is None
-        queue.submit_model(database, model(order(1), order(2), order(3)), "")
+        queue.submit_model(database, model(order(1), order(2), order(3)), NOBODY)
         with pytest.raises(BadRequest, match="4 jobs at once, more than the 3"):
-            queue.submit_model(database, model(*map(order, (5, 6, 7, 8))), "")
+            queue.submit_model(database, model(*map(order, (5, 6, 7, 8))), NOBODY)
 
     def test_more_than_a_key_may_ever_have_is_not_to_be_tried_again(
         self, database: Database, set_environment: Callable[[str, object], None]
     ) -> None:
         set_environment("LOSPMM_MAX_JOBS", 3)
         set_environment("LOSPMM_MAX_JOBS_PER_KEY", 2)
-        queue.submit(database, order(1), "another")
+        queue.submit(database, order(1), Caller("another"))
         with pytest.raises(BadRequest, match="3 jobs at once, more than the 2 that this service takes of one key"):
-            queue.submit_model(database, model(*map(order, (2, 3, 4))), "mine")
+            queue.submit_model(database, model(*map(order, (2, 3, 4))), Caller("mine"))

@@ -12,6 +12,7 @@ from lospmm.errors import NothingFits
 from lospmm.settings import settings
 from lospmm_server import queries, queue
 from lospmm_server.database import open_database
+from lospmm_server.keys import NOBODY
 from lospmm_server.problems import describe
 from lospmm_server.queue import Claim, JobVerdict, KernelOrder
 from lospmm_server.tables import STATES
@@ -52,7 +53,7 @@ class Jobs(RuleBasedStateMachine):
     @rule(number=JOBS)
     def submit(self, number: int) -> None:
         job = digest(number)
-        queue.submit(self.database, KernelOrder(job, {"nnz": 1}, ""), "")
+        queue.submit(self.database, KernelOrder(job, {"nnz": 1}, ""), NOBODY)
         if self.states.get(job) not in ("queued", "running", "succeeded"):
             self.states[job], self.attempts[job] = "queued", 0
         self.told.discard(job)

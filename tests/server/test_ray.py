@@ -22,6 +22,7 @@ from lospmm.errors import BadRequest
 from lospmm.settings import settings
 from lospmm.store import Store
 from lospmm_server import queue
+from lospmm_server.keys import NOBODY
 from lospmm_server.queue import KernelOrder
 from lospmm_server.tables import kernels
 from tests.fixtures.waiting import wait_until
@@ -179,7 +180,7 @@ def order_of_another_version() -> None:
     database = new_service().database
     with database.read() as connection:
         request = connection.execute(sa.select(kernels.c.request)).scalar_one()
-    queue.submit(database, KernelOrder("0" * 64, request, ""), "")
+    queue.submit(database, KernelOrder("0" * 64, request, ""), NOBODY)
     database.close()
 
 

@@ -21,6 +21,7 @@ from lospmm.tuning.queued import MATRICES
 from lospmm_server import database as database_module
 from lospmm_server import leases, queries, queue, shelf, worker
 from lospmm_server.database import Database
+from lospmm_server.keys import NOBODY
 from lospmm_server.leases import LATE_SECONDS, LEASE_SECONDS, LOOK_SECONDS, Lookout
 from lospmm_server.queue import KernelOrder
 from lospmm_server.service import Service
@@ -236,12 +237,12 @@ def test_a_worker_of_another_version_does_not_answer_for_this_one(client: TestCl
     job = client.post(f"{POST}&wait=60", content=npy_file()).json()["digest"]
     with service.database.read() as connection:
         request = connection.execute(sa.select(kernels.c.request)).scalar_one()
-    queue.submit(service.database, KernelOrder("0" * 64, request, ""), "")
+    queue.submit(service.database, KernelOrder("0" * 64, request, ""), NOBODY)
     ended = client.get(f"/v1/jobs/{'0' * 64}?wait=60").json()
     assert (ended["state"], job != ended["id"]) == ("failed", True)
     assert "another version of lospmm or of the CUDA toolkit" in ended["error"]["detail"]
     old = {**request, "options": {"unknown": 1}}
-    queue.submit(service.database, KernelOrder("1" * 64, old, ""), "")
+    queue.submit(service.database, KernelOrder("1" * 64, old, ""), NOBODY)
     ended = client.get(f"/v1/jobs/{'1' * 64}?wait=60").json()
     assert ended["error"]["detail"].startswith("the request was accepted by another version of lospmm")
 
