@@ -112,7 +112,7 @@ async def get_events(
     job, after = listened_to
     names = {layer.digest: layer.name for layer in job.layers}
     with behind.watch.subscribed(job.watched) as changed:
-        while True:
+        while behind.admits(caller):
             changed.clear()
             now = await behind.job(job.id, caller)  # before its events: none that follows its end is missed
             for event in await _all_after(behind, job.watched, after):
@@ -121,6 +121,8 @@ async def get_events(
             if now.is_ended or behind.is_stopping:
                 break
             await changed.wait()
+        else:  # the key is no longer valid
+            return
     yield ServerSentEvent(event="state", id=str(after) if after else None, data={"job": job.id, "state": now.state})
 
 

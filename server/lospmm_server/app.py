@@ -70,4 +70,5 @@ async def _admit(request: Request) -> None:
     caller = None if key is None else service.keyring.caller_of(key)
     if caller is None:
         raise keys.refused()
+    keys.check_scope(request, caller)
     request.state.caller = caller

@@ -16,11 +16,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal, get_args
 
 import sqlalchemy as sa
 from fastapi import HTTPException, Request
-from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, StringConstraints, ValidationError
 
 from lospmm.errors import BadRequest, BadSettings
 from lospmm.settings import settings
@@ -41,13 +41,28 @@ _LINE = re.compile(rf"({_NAME.pattern})[ \t]+([0-9a-f]{{64}})((?:[ \t]+\S+)*)")
 _CHALLENGE = {"WWW-Authenticate": 'Bearer realm="lospmm", Basic realm="lospmm"'}
 
 
+#: What a key is for: to see, to post and cancel, and to see the figures of all teams.
+Scope = Literal["read", "tune", "admin"]
+
+
+def _zoned(time: datetime) -> datetime:
+    return time if time.tzinfo else time.replace(tzinfo=UTC)
+
+
 class Terms(BaseModel):
-    """What a key's holder may do, as it is typed: ``team=vision shared``."""
+    """What a key's holder may do, as it is typed: ``team=vision scopes=read,tune expires=2030-01-31``."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     team: Annotated[str, StringConstraints(pattern=rf"^{_NAME.pattern}$")] = ""  # empty: it sees every team's things
     shared: bool = False  # it sees every team's things too, and posts for its own
+    scopes: Annotated[frozenset[Scope], BeforeValidator(lambda typed: typed.split(","))] = frozenset(get_args(Scope))
+    expires: Annotated[datetime, AfterValidator(_zoned)] | None = None  # UTC where it does not say
+
+    @property
+    def has_expired(self) -> bool:
+        """Whether its time is over."""
+        return self.expires is not None and self.expires <= _now()
 
     @classmethod
     def read(cls, typed: Sequence[str]) -> "Terms":
@@ -122,7 +137,9 @@ def listed(database: Database) -> list[Key]:
     """Return every key, revoked ones too, the oldest first. Raises DatabaseFault."""
     with database.read() as connection:
         rows = connection.execute(sa.select(keys).order_by(keys.c.created))
-        return [Key(row.name, row.created, row.revoked is None, row.terms) for row in rows]
+        return [
+            Key(row.name, row.created, row.revoked is None and not _terms(row).has_expired, row.terms) for row in rows
+        ]
 
 
 def digest_of(key: str) -> str:
@@ -175,13 +192,13 @@ class Keyring:
             try:
                 with self._database.read() as connection:
                     rows = connection.execute(_valid()).all()
-                self._of_database = {
-                    row.sha256: Caller(row.name, row.sha256, Terms.read(row.terms.split())) for row in rows
-                }
+                self._of_database = {row.sha256: Caller(row.name, row.sha256, _terms(row)) for row in rows}
             except DatabaseFault:
                 if self._read is None:
                     raise  # later, its last valid keys stay valid until it is back
-            self.callers, self._read = {**self._of_database, **of_file}, time.monotonic()
+            found = {**self._of_database, **of_file}
+            self.callers = {known: caller for known, caller in found.items() if not caller.terms.has_expired}
+            self._read = time.monotonic()
             return bool(self.callers)
 
     def caller_of(self, key: str) -> Caller | None:
@@ -208,6 +225,13 @@ def key_of(request: Request) -> str | None:
     return None
 
 
+def check_scope(request: Request, caller: Caller) -> None:
+    """Raise HTTPException 403 if the caller's key is not for such a request."""
+    scope: Scope = "admin" if request.url.path == "/metrics" else "read" if request.method == "GET" else "tune"
+    if scope not in caller.terms.scopes:
+        raise HTTPException(403, f"this key lacks the scope {scope!r}, which this request needs")
+
+
 def refused() -> HTTPException:
     """Return the answer to a request without a valid key."""
     return HTTPException(401, "send a valid API key, as in -H 'Authorization: Bearer KEY'", _CHALLENGE)
@@ -215,6 +239,14 @@ def refused() -> HTTPException:
 
 def _valid() -> sa.Select[tuple[str, str, datetime, datetime | None, str]]:
     return sa.select(keys).where(keys.c.revoked.is_(None))
+
+
+def _terms(row: sa.Row[tuple[str, str, datetime, datetime | None, str]]) -> Terms:
+    return Terms.read(row.terms.split())
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
 
 
 def _check_name(name: str) -> None:

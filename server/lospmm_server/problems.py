@@ -88,7 +88,7 @@ STATUSES: Mapping[int, ProblemKind] = {
     for kind in (
         ProblemKind("bad-body", "The body cannot be understood", 400),
         ProblemKind("unauthorized", "An API key is needed", 401),
-        ProblemKind("forbidden", "The request comes from somewhere else", 403),
+        ProblemKind("forbidden", "The request is not allowed", 403),
         ProblemKind("not-found", "There is no such thing", 404),
         ProblemKind("method-not-allowed", "The method is not allowed here", 405),
         ProblemKind("not-acceptable", "No accepted media type is available", 406),

@@ -24,7 +24,7 @@ from lospmm_server.beside import LocalWorkers
 from lospmm_server.database import Database
 from lospmm_server.events import Watch
 from lospmm_server.faults import DatabaseFault, Stopping
-from lospmm_server.keys import Caller, Keyring
+from lospmm_server.keys import Caller, Keyring, refused
 from lospmm_server.memory import forget_frames
 from lospmm_server.metrics import Metrics
 from lospmm_server.queries import JobRow
@@ -53,7 +53,7 @@ class Service:
         self.database, self.store, self.keyring = database, store, keyring
         self.shelf = Shelf(store)
         self.metrics = Metrics()
-        self.watch = Watch(database)
+        self.watch = Watch(database, keyring)
         self.crew = LocalWorkers(database, workers)
         self._large_readers = ThreadPoolExecutor(LARGE_READERS, thread_name_prefix="read")
         self._small_readers = ThreadPoolExecutor(SMALL_READERS, thread_name_prefix="read-small")
@@ -81,6 +81,10 @@ class Service:
     def is_stopping(self) -> bool:
         """Whether the service is about to end."""
         return self.watch.is_stopping
+
+    def admits(self, caller: Caller) -> bool:
+        """Return whether a caller who was let in still would be: the key may have been revoked, or has expired."""
+        return self.keyring is None or self.keyring.knows(caller)
 
     def stop(self) -> None:
         """Answer the waiting requests, and have the workers give their jobs back."""
@@ -177,7 +181,10 @@ class Service:
         return caller.sees is None or await self.ask(queries.is_of_team, self.database, job_id, caller.sees)
 
     async def wait_for(self, job_id: str, seconds: float, caller: Caller) -> JobRow:
-        """Return the job once it has ended, the time is up, or the service stops. Raises HTTPException 404."""
+        """Return the job once it has ended, the time is up, or the service stops.
+
+        Raises HTTPException 404, and 401 once the caller's key is no longer valid.
+        """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
         job = await self.job(job_id, caller)
@@ -186,6 +193,8 @@ class Service:
         with self.watch.subscribed(job.watched) as changed:
             while True:
                 changed.clear()
+                if not self.admits(caller):
+                    raise refused()
                 job = await self.job(job_id, caller)
                 remaining = deadline - loop.time()
                 if job.is_ended or self.is_stopping or remaining <= 0:

@@ -18,6 +18,7 @@ from lospmm.toolchain import discover
 from lospmm_server import events, worker
 from lospmm_server.app import create_app
 from lospmm_server.database import Database, open_database
+from lospmm_server.keys import Keyring
 from lospmm_server.service import Service
 from lospmm_server.tuning import tune_here
 from lospmm_server.worker import Worker
@@ -113,11 +114,12 @@ def slow_toolkit(tmp_path: Path, set_environment: Callable[[str, object], None])
     slow.gate.touch()
 
 
-def new_service() -> Service:
+def new_service(*, asks_for_keys: bool = False) -> Service:
     """On the cache and the database of this test, without workers."""
     database = open_database()
     database.migrate()
-    return Service(database, Store(settings().cache_dir))
+    keyring = Keyring(database) if asks_for_keys else None
+    return Service(database, Store(settings().cache_dir), keyring=keyring)
 
 
 @contextmanager

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 
 from lospmm_server.http_server import Server
-from lospmm_server.keys import Keyring
 from lospmm_server.main import listen
 from lospmm_server.service import Service
 from tests.fixtures.waiting import wait_until
@@ -19,10 +18,7 @@ from tests.server.conftest import new_service, working
 @contextmanager
 def served(port: int = 0, *, workers: int = 1, asks_for_keys: bool = False) -> Iterator[int]:
     """The port of a service on the cache and the database of this test."""
-    service = new_service()
-    if asks_for_keys:
-        service.keyring = Keyring(service.database)
-        service.keyring.refresh()
+    service = new_service(asks_for_keys=asks_for_keys)
     with working() if workers else nullcontext(), _listening(service, port) as own:
         yield own
 

@@ -239,7 +239,7 @@ def test_a_page_of_another_site_can_post_nothing(client: TestClient, view: FakeV
     for headers in ({"Sec-Fetch-Site": "cross-site"}, {"Host": "evil.example"}):
         response = client.post("/jobs", files={"matrix": ("W", b"x")}, data={"n": "1"}, headers=headers)
         assert response.status_code == 403
-        assert "The request comes from somewhere else" in Page(response.text).text
+        assert "The request is not allowed" in Page(response.text).text
         assert response.headers["content-security-policy"] == HEADERS["Content-Security-Policy"]
     assert view.submitted == []
 
