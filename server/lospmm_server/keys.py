@@ -20,7 +20,7 @@ from typing import Annotated, Literal, get_args
 
 import sqlalchemy as sa
 from fastapi import HTTPException, Request
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, StringConstraints, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, ValidationError
 
 from lospmm.errors import BadRequest, BadSettings
 from lospmm.settings import settings
@@ -57,6 +57,7 @@ class Terms(BaseModel):
     team: Annotated[str, StringConstraints(pattern=rf"^{_NAME.pattern}$")] = ""  # empty: it sees every team's things
     shared: bool = False  # it sees every team's things too, and posts for its own
     scopes: Annotated[frozenset[Scope], BeforeValidator(lambda typed: typed.split(","))] = frozenset(get_args(Scope))
+    weight: Annotated[int, Field(ge=1, le=100)] = 1  # turns at the workers for one of another key's
     expires: Annotated[datetime, AfterValidator(_zoned)] | None = None  # UTC where it does not say
 
     @property

@@ -25,6 +25,9 @@ from lospmm_server.problems import describe
 from lospmm_server.schemas import Problem
 from lospmm_server.tables import PENDING, events, kernels, layers, models
 
+#: The queue's time that a turn of a key of weight 1 takes; of a greater weight, the fraction.
+TURN = 1 << 20
+
 Json = dict[str, Any]
 
 
@@ -127,8 +130,10 @@ def check_room(database: Database, key: str, digests: Sequence[str]) -> None:
 def claim(database: Database, owner: str, gpu: str) -> Claim | None:
     """Make ``owner`` the owner of the next job that a worker with this GPU may run; None: there is none.
 
-    Keys take turns, and so do the models of a key, with its single kernels as one more: next is who was served longest
-    ago, and of its jobs the oldest.
+    Keys take turns by their weights, by start-time fair queueing (Goyal, Vin, Cheng, SIGCOMM 1996): a job begins at the
+    queue's time, or when its key's last turn is over if that is later; next is who begins first, and then it is that
+    time. So who comes new is next, and idle time earns nothing. The models of a key take turns too, with its single
+    kernels as one more: next is that which was served longest ago, and of its jobs the oldest.
     """
     may_run = (kernels.c.state == "queued") & kernels.c.gpu.in_(("", gpu))
     with database.read() as connection:  # an idle worker must not block writers
@@ -138,9 +143,10 @@ def claim(database: Database, owner: str, gpu: str) -> Claim | None:
         row = _next(connection, may_run)
         if row is None:
             return None
-        event = _event(connection, row.digest, "running", {"attempt": row.attempts + 1})
-        begun = {"state": "running", "owner": owner, "attempts": row.attempts + 1, "started": _now(), "begun": event}
-        _change(connection, row.digest, begun | {"beat": row.beat + 1, "stage": None, "progress": {}})
+        _event(connection, row.digest, "running", {"attempt": row.attempts + 1})
+        begun = {"state": "running", "owner": owner, "attempts": row.attempts + 1, "started": _now()}
+        begun |= {"begun": row.begin, "beat": row.beat + 1, "stage": None, "progress": {}}
+        _change(connection, row.digest, begun)
         return Claim(row.digest, owner, row.request, row.model, row.attempts + 1)
 
 
@@ -260,30 +266,34 @@ def requeue(database: Database, digest: str) -> bool:
 
 
 def _next(connection: sa.Connection, may_run: sa.ColumnElement[bool]) -> Any:
-    """Return the row of the next job, or None. It jumps from key to key and model to model by an index.
+    """Return the row of the next job with its ``begin``, or None.
 
-    Grouping the queue would read all of it: 0.1 s for 20,000 jobs, in which nobody else can write.
+    It jumps from key to key and model to model by an index. Grouping the queue would read all of it: 0.1 s for
+    20,000 jobs, in which nobody else can write.
     """
 
     def least(column: sa.Column[Any], *where: sa.ColumnElement[bool]) -> sa.ScalarSelect[Any]:
         return sa.select(sa.func.min(column)).where(may_run, *where).scalar_subquery()
 
     other = kernels.alias()
-    served = sa.select(sa.func.coalesce(sa.func.max(other.c.begun), 0))
+    last = sa.select(sa.func.coalesce(sa.func.max(other.c.begun), -1))
     keys = sa.select(least(kernels.c.key).label("key")).cte("keys", recursive=True)
     keys = keys.union_all(sa.select(least(kernels.c.key, kernels.c.key > keys.c.key)).where(keys.c.key.is_not(None)))
-    of_key = sa.select(keys.c.key, served.where(other.c.key == keys.c.key).scalar_subquery())
-    known = connection.execute(of_key.where(keys.c.key.is_not(None))).all()
-    longest_ago = min((last for _, last in known), default=0)
-    first = [key for key, last in known if last == longest_ago]  # several if none was served
+    over = sa.select(other.c.begun + TURN // other.c.weight).where(other.c.key == keys.c.key)
+    over = over.where(other.c.begun.is_not(None)).order_by(other.c.begun.desc()).limit(1)  # its last turn
+    of_key = sa.select(keys.c.key, over.scalar_subquery(), last.scalar_subquery()).where(keys.c.key.is_not(None))
+    begins = {key: max(over or 0, now) for key, over, now in connection.execute(of_key)}
+    begin = min(begins.values(), default=0)
+    first = [key for key in begins if begins[key] == begin]
     model = least(kernels.c.model, kernels.c.key == keys.c.key).label("model")
     lanes = sa.select(keys.c.key, model).where(keys.c.key.in_(first)).cte("lanes", recursive=True)
     later = least(kernels.c.model, kernels.c.key == lanes.c.key, kernels.c.model > lanes.c.model)
     lanes = lanes.union_all(sa.select(lanes.c.key, later).where(lanes.c.model.is_not(None)))
-    of_model = served.where(other.c.key == lanes.c.key, other.c.model == lanes.c.model).scalar_subquery()
+    of_model = last.where(other.c.key == lanes.c.key, other.c.model == lanes.c.model).scalar_subquery()
     oldest = least(kernels.c.turn, kernels.c.key == lanes.c.key, kernels.c.model == lanes.c.model)
     turn = sa.select(oldest).where(lanes.c.model.is_not(None)).order_by(of_model, oldest).limit(1)
-    return connection.execute(sa.select(kernels).where(kernels.c.turn == turn.scalar_subquery())).first()
+    chosen = sa.select(kernels, sa.literal(begin).label("begin")).where(kernels.c.turn == turn.scalar_subquery())
+    return connection.execute(chosen).first()
 
 
 def _submit(connection: sa.Connection, order: KernelOrder, caller: Caller, model: str | None = None) -> None:
@@ -295,7 +305,8 @@ def _submit(connection: sa.Connection, order: KernelOrder, caller: Caller, model
         return
     if row is not None and row.state == "succeeded" and model is None:
         return
-    wanted = {"request": order.request, "gpu": order.gpu, "attempts": 0, "key": caller.name}
+    wanted = {"request": order.request, "gpu": order.gpu, "attempts": 0}
+    wanted |= {"key": caller.name, "weight": caller.terms.weight}
     if row is None:
         new = {"digest": order.digest, "turn": 0, "state": "queued", "beat": 0, "cancel": False, "progress": {}}
         connection.execute(sa.insert(kernels).values(**new, **wanted, model=model or "", created=_now()))

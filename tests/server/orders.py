@@ -3,7 +3,7 @@
 from lospmm.errors import NothingFits
 from lospmm_server import queries, queue
 from lospmm_server.database import Database
-from lospmm_server.keys import Caller
+from lospmm_server.keys import Caller, Terms
 from lospmm_server.problems import describe
 from lospmm_server.queue import Claim, KernelOrder, Layer, ModelOrder
 
@@ -18,9 +18,9 @@ def model(*orders: KernelOrder | None, name: str = "net") -> ModelOrder:
     return ModelOrder(f"{len(orders):x}{name}".encode().hex().ljust(64, "0"), name, 128, "h200", layers)
 
 
-def submitted(database: Database, *numbers: int, key: str = "") -> None:
+def submitted(database: Database, *numbers: int, key: str = "", weight: int = 1) -> None:
     for number in numbers:
-        queue.submit(database, order(number), Caller(key))
+        queue.submit(database, order(number), Caller(key, terms=Terms(weight=weight)))
 
 
 def claimed(database: Database, owner: str = "worker", gpu: str = "") -> Claim:

@@ -54,6 +54,9 @@ def client_with(key: str) -> Iterator[httpx2.Client]:
         ["scopes="],
         ["scopes=read,write"],
         ["expires=soon"],
+        ["weight=0"],
+        ["weight=101"],
+        ["weight=1.5"],
         ["lospmm_secret"],
         ["lospmm_secret=a"],
     ],
@@ -71,11 +74,11 @@ def test_wrong_terms_are_refused(database: Database, tmp_path: Path, typed: list
 
 def test_terms_of_a_file(tmp_path: Path) -> None:
     (tmp_path / "keys").write_text(
-        f"old {'0' * 64}\nnew {'1' * 64}  team=a\tscopes=tune,read expires=2030-01-31 shared # until then\n"
+        f"old {'0' * 64}\nnew {'1' * 64}  team=a\tscopes=tune,read weight=3 expires=2030-01-31 shared # until then\n"
     )
     old, new = (keys.read_file(tmp_path / "keys")[digit * 64].terms for digit in "01")
     assert (old.team, old.shared, old.scopes, old.expires) == ("", False, {"read", "tune", "admin"}, None)
-    assert (new.team, new.shared, new.scopes) == ("a", True, {"read", "tune"})
+    assert (new.team, new.shared, new.scopes, new.weight) == ("a", True, {"read", "tune"}, 3)
     assert new.expires == datetime(2030, 1, 31, tzinfo=UTC)
 
 

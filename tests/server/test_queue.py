@@ -14,7 +14,7 @@ from lospmm.errors import BadSettings, NothingFits
 from lospmm_server import queries, queue, retention
 from lospmm_server.database import Database, open_database
 from lospmm_server.faults import Busy, DatabaseFault
-from lospmm_server.keys import NOBODY, Caller
+from lospmm_server.keys import NOBODY, Caller, Terms
 from lospmm_server.problems import describe
 from lospmm_server.queue import Claim, JobVerdict
 from lospmm_server.tables import metadata
@@ -90,14 +90,42 @@ def test_keys_take_turns(database: Database) -> None:
     first = claimed(database)  # and not yet done when the small ones come
     submitted(database, 101, 102, key="small")
     queue.finish(database, first, {})
-    taken = []
-    for _ in range(4):
-        one = claimed(database)
-        queue.finish(database, one, {})
-        taken.append(int(one.digest, 16))
+    taken = done(database, 4)
     assert taken[0] == 101
     assert taken[2] == 102
     assert {taken[1], taken[3]} < set(range(1, 50))
+
+
+def done(database: Database, count: int) -> list[int]:
+    """The numbers of the next jobs, done one after the other."""
+    taken = []
+    for _ in range(count):
+        one = claimed(database)
+        queue.finish(database, one, {})
+        taken.append(int(one.digest, 16))
+    return taken
+
+
+def test_a_keys_weight_is_its_share_of_the_turns(database: Database) -> None:
+    """However many jobs each has, and for all the time: nobody waits longer than for a turn of all others."""
+    for first, (key, weight) in {100: ("one", 1), 200: ("two", 2), 300: ("five", 5)}.items():
+        submitted(database, *range(first, first + 40), key=key, weight=weight)
+    taken = [number // 100 for number in done(database, 40)]
+    for at in range(0, 40, 8):
+        assert sorted(taken[at : at + 8]) == [1, 2, 2, 3, 3, 3, 3, 3], taken
+
+
+def test_who_comes_new_is_next_whatever_the_others_weight(database: Database) -> None:
+    """And earns nothing by waiting: the other goes on with its share at once."""
+    for number in range(5):
+        layers = [order(100 * number + at) for at in range(1, 21)]
+        heavy = Caller("large", terms=Terms(weight=4))
+        queue.submit_model(database, model(*layers, name=f"large{number}"), heavy)
+    done(database, 20)
+    first = claimed(database)
+    submitted(database, *range(901, 911), key="small")
+    queue.finish(database, first, {})
+    assert [number > 900 for number in done(database, 11)] == [True, *[False] * 4, True, *[False] * 4, True]
 
 
 def test_models_of_a_key_take_turns_and_single_kernels_too(database: Database) -> None:
