@@ -8,7 +8,7 @@ from fastapi.responses import Response, StreamingResponse
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
 from lospmm.artifact.artifact import Artifact
-from lospmm_server import queries, queue
+from lospmm_server import queries
 from lospmm_server.archive import model_name, zipped
 from lospmm_server.keys import Caller
 from lospmm_server.queries import EventRow, JobRow
@@ -52,8 +52,7 @@ async def get_job(job_id: JobId, behind: Behind, caller: By, wait: Wait = 0.0) -
 )
 async def cancel_job(job_id: JobId, behind: Behind, caller: By) -> Response:
     """Cancel a job. An ended job stays as it is; of a model, kernels that others wait for go on."""
-    await behind.ask(queue.cancel, behind.database, job_id, caller.sees)
-    job = await behind.job(job_id, caller)
+    job = await behind.cancel(job_id, caller)
     return job_response(job, 200 if job.is_ended else 202)
 
 

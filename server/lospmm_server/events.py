@@ -52,7 +52,7 @@ class Watch:
     def stop(self) -> None:
         """Wake all waiting requests."""
         self.is_stopping = True
-        self._wake(list(self._waiting))
+        self.wake(list(self._waiting))
 
     async def run(self) -> None:
         """Wake waiting requests until this is cancelled; without any, the database is not queried."""
@@ -78,19 +78,20 @@ class Watch:
             await asyncio.to_thread(self._keyring.refresh)
         if self._keyring.callers != self._callers:
             self._callers = self._keyring.callers
-            self._wake(list(self._waiting))
+            self.wake(list(self._waiting))
 
     async def _look(self, cursor: int | None) -> int:
         """Wake those whose jobs had events after ``cursor``; without one, wake all, who may have missed some."""
         if cursor is None:
             last = await asyncio.to_thread(queries.last_event, self._database)
-            self._wake(list(self._waiting))
+            self.wake(list(self._waiting))
             return last
         found = await asyncio.to_thread(queries.events_after, self._database, None, cursor)
-        self._wake({event.job for event in found})
+        self.wake({event.job for event in found})
         return found[-1].id if found else cursor
 
-    def _wake(self, jobs: Iterable[str]) -> None:
+    def wake(self, jobs: Iterable[str]) -> None:
+        """Wake the requests that wait for these jobs."""
         for job in jobs:
             for changed in self._waiting.get(job, ()):
                 changed.set()

@@ -177,6 +177,12 @@ class Service:
             raise HTTPException(404, f"{job_id}: no job of this id; post its matrix (again)")
         return job
 
+    async def cancel(self, job_id: str, caller: Caller) -> JobRow:
+        """Cancel a job, and return it. Raises HTTPException 404, DiskFault."""
+        await self.ask(queue.cancel, self.database, job_id, caller.sees)
+        self.watch.wake([job_id])  # no event says that it goes on for others alone
+        return await self.job(job_id, caller)
+
     async def _may_see(self, job_id: str, caller: Caller) -> bool:
         return caller.sees is None or await self.ask(queries.is_of_team, self.database, job_id, caller.sees)
 

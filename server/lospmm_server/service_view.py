@@ -6,7 +6,7 @@ from typing import Any
 from fastapi import Request
 
 from lospmm.artifact.artifact import Artifact
-from lospmm_server import queries, queue
+from lospmm_server import queries
 from lospmm_server.models import read_model
 from lospmm_server.queries import JobRow, LayerState
 from lospmm_server.schemas import PAGE, KernelQuery, ModelQuery
@@ -50,9 +50,7 @@ class ServiceView:
 
     async def cancel(self, request: Request, job: str) -> None:
         """Cancel a job."""
-        service, caller = self._service, request.state.caller
-        await service.ask(queue.cancel, service.database, job, caller.sees)
-        await service.job(job, caller)
+        await self._service.cancel(job, request.state.caller)
 
 
 def _job(job: JobRow) -> JobPage:

@@ -192,6 +192,9 @@ def test_an_address_that_others_can_reach_asks_for_keys(tmp_path: Path, database
 
 def test_the_commands(lospmm: Command) -> None:
     key = lospmm("keys", "add", "team").out.strip()
+    assert lospmm("keys", "add", "other", "team=a", "weight=2").status == 0
+    assert lospmm("keys", "add", "wrong", "teams=a").status == 2
+    assert lospmm("keys", "ls").out.splitlines()[1].endswith("  valid  team=a weight=2")
     assert key.startswith(keys.PREFIX)
     assert "team" in lospmm("keys", "ls").out
     assert key not in lospmm("keys", "ls", "--json").out
@@ -200,6 +203,7 @@ def test_the_commands(lospmm: Command) -> None:
         assert httpx2.get(url).status_code == 401
         assert httpx2.get(url, headers=bearer(key)).status_code == 200
     assert lospmm("keys", "revoke", "team").status == 0
+    assert lospmm("keys", "revoke", "other").status == 0
     refused = lospmm("serve", "--host", "0.0.0.0", "--port", "0")
     assert (refused.status, "there is no API key" in refused.err) == (2, True)
 

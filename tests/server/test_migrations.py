@@ -1,6 +1,7 @@
 """Databases of earlier versions, on SQLite and on PostgreSQL: what is in them goes on."""
 
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Any
 
@@ -13,7 +14,7 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
 from lospmm_server import queries, queue
-from lospmm_server.database import Database
+from lospmm_server.database import Database, open_database
 from lospmm_server.keys import NOBODY
 from lospmm_server.tables import metadata
 from tests.server.orders import claimed, model, order, submitted
@@ -61,7 +62,11 @@ def migrated(database: Database, revision: str) -> None:
 @pytest.mark.parametrize("revision", REVISIONS)
 def test_what_an_earlier_version_has_written_goes_on(either_database: Database, revision: str) -> None:
     migrated(either_database, revision)
-    either_database.migrate()
+    others = [open_database() for _ in range(3)]  # of servers that start at the same time
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(Database.migrate, others))
+    for other in others:
+        other.close()
     with either_database.read() as connection:
         assert compare_metadata(MigrationContext.configure(connection), metadata) == []
     listed = queries.list_jobs(either_database, None, None, 50)

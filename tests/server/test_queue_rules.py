@@ -12,12 +12,13 @@ from lospmm.errors import NothingFits
 from lospmm.settings import settings
 from lospmm_server import queries, queue
 from lospmm_server.database import open_database
-from lospmm_server.keys import NOBODY
+from lospmm_server.keys import Caller, Terms
 from lospmm_server.problems import describe
 from lospmm_server.queue import Claim, JobVerdict, KernelOrder
 from lospmm_server.tables import STATES
 
 JOBS = st.integers(0, 3)
+TEAMS = st.sampled_from(["", "a", "b"])
 
 
 def digest(number: int) -> str:
@@ -37,6 +38,8 @@ class Jobs(RuleBasedStateMachine):
         self.owners: dict[str, str] = {}
         self.attempts: dict[str, int] = {}
         self.told: set[str] = set()  # running, and asked to stop
+        self.posted: dict[str, set[str]] = {}  # the teams that posted a job, and those that still want it
+        self.wanted: dict[str, set[str]] = {}
 
     def teardown(self) -> None:
         self.database.close()
@@ -50,10 +53,16 @@ class Jobs(RuleBasedStateMachine):
         self.owners.pop(job, None)
         self.told.discard(job)
 
-    @rule(number=JOBS)
-    def submit(self, number: int) -> None:
+    @rule(number=JOBS, team=TEAMS)
+    def submit(self, number: int, team: str) -> None:
         job = digest(number)
-        queue.submit(self.database, KernelOrder(job, {"nnz": 1}, ""), NOBODY)
+        queue.submit(
+            self.database, KernelOrder(job, {"nnz": 1}, ""), Caller(terms=Terms(team=team) if team else Terms())
+        )
+        if self.states.get(job) == "cancelled" or job in self.told:
+            self.wanted[job].clear()
+        self.posted.setdefault(job, set()).add(team)
+        self.wanted.setdefault(job, set()).add(team)
         if self.states.get(job) not in ("queued", "running", "succeeded"):
             self.states[job], self.attempts[job] = "queued", 0
         self.told.discard(job)
@@ -106,11 +115,17 @@ class Jobs(RuleBasedStateMachine):
         is_poison = self.attempts[job] >= settings().max_attempts
         self.end(job, "cancelled" if job in self.told else "failed" if is_poison else "queued")
 
-    @rule(number=JOBS)
-    def cancel(self, number: int) -> None:
+    @rule(number=JOBS, team=st.none() | TEAMS)
+    def cancel(self, number: int, team: str | None) -> None:
         job = digest(number)
-        assert queue.cancel(self.database, job) == (job in self.states)
-        if self.states.get(job) == "queued":
+        knows = job in self.states if team is None else team in self.posted.get(job, ())
+        assert queue.cancel(self.database, job, team) == knows
+        is_pending = self.states.get(job) in ("queued", "running")
+        if not knows:
+            return
+        if team is not None and is_pending and self.wanted[job] - {team}:
+            self.wanted[job].discard(team)
+        elif self.states.get(job) == "queued":
             self.end(job, "cancelled")
         elif self.states.get(job) == "running":
             self.told.add(job)
@@ -122,6 +137,16 @@ class Jobs(RuleBasedStateMachine):
         assert queue.requeue(self.database, job) == (self.states.get(job) == "succeeded")
         if self.states.get(job) == "succeeded":
             self.states[job], self.attempts[job] = "queued", 0
+
+    @invariant()
+    def a_team_sees_what_it_has_posted(self) -> None:
+        for team in ("", "a", "b"):
+            seen = {job.id: job.state for job in queries.list_jobs(self.database, None, None, 50, team)}
+            mine = {job for job, teams in self.posted.items() if team in teams}
+            assert seen == {job: self.states[job] if team in self.wanted[job] else "cancelled" for job in mine}
+            assert {job: queries.find_job(self.database, job, team) is not None for job in self.states} == {
+                job: job in mine for job in self.states
+            }
 
     @invariant()
     def the_tables_say_the_same(self) -> None:

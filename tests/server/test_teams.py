@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 
 from lospmm.settings import settings
 from lospmm_server import keys, queries, queue
-from lospmm_server.database import Database
+from lospmm_server.database import Database, open_database
 from lospmm_server.keys import Caller, Terms
 from lospmm_server.pages import Pages, pages_router
 from lospmm_server.queue import JobVerdict
@@ -19,6 +19,7 @@ from lospmm_server.service_view import ServiceView
 from tests.fixtures.files import saved
 from tests.server.conftest import client_of, new_service, npy_file, weights, working
 from tests.server.orders import claimed, model, order
+from tests.server.served import served
 
 A, B = (Caller(name, terms=Terms(team=name)) for name in ("a", "b"))
 
@@ -199,3 +200,20 @@ class TestCancel:
         assert found == [lives, ended, lives]
         queue.cancel(database, theirs.id, "b")
         assert self.states(database, order(3).digest) == ["cancelled"] * 3
+
+
+def test_who_cancels_what_goes_on_for_others_hears_of_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keys, "REFRESH_SECONDS", -1.0)
+    with served(workers=0, asks_for_keys=True) as port, httpx2.Client(base_url=f"http://127.0.0.1:{port}") as client:
+        database = open_database()
+        a, b = ({"Authorization": f"Bearer {keys.add(database, name, [f'team={name}'])}"} for name in ("a", "b"))
+        database.close()
+        post = "/v1/kernels?n=64&device=h200&wait=0"
+        (job,) = {client.post(post, content=npy_file(), headers=who).headers["location"] for who in (a, b)}
+        with client.stream("GET", f"{job}/events", headers=a) as stream:
+            lines = stream.iter_lines()
+            assert next(lines) == "event: queued"
+            assert client.delete(job, headers=a).json()["state"] == "cancelled"
+            assert "event: state" in lines
+        assert client.get(job, headers=a).json()["error"]["type"] == "/problems/cancelled"
+        assert client.get(job, headers=b).json()["state"] == "queued"
