@@ -41,6 +41,9 @@ SMALL_BYTES = 4 << 20
 #: Transactions at the same time; writers wait for each other anyway.
 TRANSACTIONS = 4
 
+#: What teams are known to have posted: they find it without the database, also while that is away.
+POSTED_KNOWN = 10_000
+
 _log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
@@ -58,6 +61,7 @@ class Service:
         self._large_readers = ThreadPoolExecutor(LARGE_READERS, thread_name_prefix="read")
         self._small_readers = ThreadPoolExecutor(SMALL_READERS, thread_name_prefix="read-small")
         self._clerks = ThreadPoolExecutor(TRANSACTIONS, thread_name_prefix="database")
+        self._posted: set[tuple[str, str]] = set()  # teams and ids
         self._counted: int | None = None  # the last event counted by the metrics
         self._counting = asyncio.Lock()
 
@@ -184,7 +188,14 @@ class Service:
         return await self.job(job_id, caller)
 
     async def _may_see(self, job_id: str, caller: Caller) -> bool:
-        return caller.sees is None or await self.ask(queries.is_of_team, self.database, job_id, caller.sees)
+        if caller.sees is None or (caller.sees, job_id) in self._posted:
+            return True
+        if not await self.ask(queries.is_of_team, self.database, job_id, caller.sees):
+            return False
+        if len(self._posted) >= POSTED_KNOWN:
+            self._posted.clear()
+        self._posted.add((caller.sees, job_id))  # and stays so
+        return True
 
     async def wait_for(self, job_id: str, seconds: float, caller: Caller) -> JobRow:
         """Return the job once it has ended, the time is up, or the service stops.

@@ -1,6 +1,7 @@
 """Teams: what one has posted, nothing tells another of."""
 
 from collections.abc import Iterator, Mapping
+from unittest.mock import Mock
 
 import httpx2
 import numpy as np
@@ -12,6 +13,7 @@ from starlette.testclient import TestClient
 from lospmm.settings import settings
 from lospmm_server import keys, queries, queue
 from lospmm_server.database import Database, open_database
+from lospmm_server.faults import DatabaseFault
 from lospmm_server.keys import Caller, Terms
 from lospmm_server.pages import Pages, pages_router
 from lospmm_server.queue import JobVerdict
@@ -143,6 +145,12 @@ def test_a_found_kernel_outlasts_its_job(posted: Posted) -> None:
         connection.execute(queries.kernels.delete().where(queries.kernels.c.digest == posted.kernel))
     for path in (f"/v1/kernels/{posted.kernel}", f"/v1/jobs/{posted.kernel}"):
         assert [posted.get(who, path).status_code for who in ("a", "b")] == [200, 404]
+
+
+def test_what_a_team_has_found_it_finds_without_the_database(posted: Posted, monkeypatch: pytest.MonkeyPatch) -> None:
+    digest = posted.post("a", 6).json()["digest"]
+    monkeypatch.setattr(queries, "is_of_team", Mock(side_effect=DatabaseFault("gone")))
+    assert [posted.get(who, f"/v1/kernels/{digest}/cubin").status_code for who in ("a", "b")] == [200, 503]
 
 
 class TestCancel:
