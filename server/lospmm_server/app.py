@@ -22,8 +22,9 @@ from lospmm_server.service_view import ServiceView
 STRICT_ROUTERS = (api.router, api_models.router, api_jobs.router)
 ROUTERS = (*STRICT_ROUTERS, api_health.router)
 
-#: Routes of probes, which have no key.
-OPEN_PATHS = frozenset({"/healthz", "/readyz"})
+#: Routes without a key: of probes, and the description of the service with what it loads.
+OPEN_PATHS = frozenset({"/healthz", "/readyz", "/docs"})
+OPEN_FILES = "/static/"
 
 
 def create_app(service: Service) -> FastAPI:
@@ -40,6 +41,7 @@ def create_app(service: Service) -> FastAPI:
         version=__version__,
         description="A pruned weight matrix comes in, a fully unrolled SpMM kernel for one GPU goes out.",
         lifespan=life,
+        docs_url=None,  # ``pages`` has it, without files of other sites
         redoc_url=None,
         redirect_slashes=False,  # to the host that the client named, whatever it is
         dependencies=[Depends(_admit)],
@@ -62,7 +64,8 @@ async def _admit(request: Request) -> None:
     service: Service = request.app.state.service
     refuse_foreign_pages(request, is_open=service.keyring is None)
     request.state.caller = keys.NOBODY
-    if service.keyring is None or request.url.path in OPEN_PATHS:
+    path = request.url.path
+    if service.keyring is None or path in OPEN_PATHS or path.startswith(OPEN_FILES):
         return
     if service.keyring.is_stale:
         await service.ask(service.keyring.refresh)

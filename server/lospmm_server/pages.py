@@ -2,7 +2,7 @@
 
 A small script (static/live.js) follows a job's events and takes the news from the same page; without it, a link does.
 Files that a page loads have their content's hash in the name and are cached forever by the browser; nothing is
-inline.
+inline. The page of the OpenAPI is Swagger UI, whose files the package fastapi-offline ships.
 """
 
 import hashlib
@@ -10,6 +10,7 @@ import re
 from asyncio import to_thread
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlencode
@@ -42,14 +43,21 @@ _HTML = "text/html"
 TRIALS_IN_WORDS: Mapping[str, str] = {"full": "kernels", "proxy": "proxies, then the best kernels"}
 
 #: Files that pages load.
-MEDIA_TYPES: Mapping[str, str] = {"page.css": "text/css", "live.js": "text/javascript", "icon.svg": "image/svg+xml"}
+MEDIA_TYPES: Mapping[str, str] = {
+    "page.css": "text/css",
+    "live.js": "text/javascript",
+    "icon.svg": "image/svg+xml",
+    "docs.js": "text/javascript",
+    "swagger-ui.css": "text/css",
+    "swagger-ui-bundle.js": "text/javascript",
+}
 
 #: Hexadecimal digits of a file's hash in its name.
 HASH_DIGITS = 16
 
-#: Headers of every page: it loads only our own files, and cannot be framed.
+#: Headers of every page: it loads only our own files, and cannot be framed. Swagger UI's CSS has images in it.
 HEADERS: Mapping[str, str] = {
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "same-origin",
@@ -158,6 +166,10 @@ def pages_router(pages: Pages, view: View) -> APIRouter:
         both = [await to_thread(view_kernel, one, await view.kernel(request, _checked(one))) for one in (digest, other)]
         return await to_thread(_two_kernels_page, pages, request, both)
 
+    @router.get("/docs")
+    async def get_docs(request: Request) -> Response:
+        return pages.page(request, "docs.html")
+
     @router.get("/static/{name}")
     async def get_asset(name: str) -> Response:
         asset = next((asset for asset in pages.assets.values() if asset.url == f"/static/{name}"), None)
@@ -191,7 +203,8 @@ def wants_page(request: Request) -> bool:
 
 
 def _asset(name: str, media_type: str) -> Asset:
-    content = (_FOLDER / "static" / name).read_bytes()
+    folder = files("fastapi_offline") if name.startswith("swagger-ui") else _FOLDER
+    content = (folder / "static" / name).read_bytes()
     stem, _, suffix = name.rpartition(".")
     return Asset(f"/static/{stem}.{hashlib.sha256(content).hexdigest()[:HASH_DIGITS]}.{suffix}", content, media_type)
 

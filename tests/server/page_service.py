@@ -143,7 +143,7 @@ def app_of(view: FakeView) -> FastAPI:
     async def admit(request: Request) -> None:
         refuse_foreign_pages(request, is_open=True)
 
-    app, pages = FastAPI(dependencies=[Depends(admit)]), Pages()
+    app, pages = FastAPI(docs_url=None, dependencies=[Depends(admit)]), Pages()
     app.include_router(pages_router(pages, view))
 
     @app.get("/v1/jobs/{job}/events")

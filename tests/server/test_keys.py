@@ -1,6 +1,7 @@
 """API keys: where other machines can reach the service, nobody gets in without one."""
 
 import base64
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -75,8 +76,14 @@ def test_nothing_without_a_key(guarded: TestClient, database: Database) -> None:
             assert answer.status_code == 401, (method, path, headers)
             assert answer.json()["type"] == "/problems/unauthorized"
             assert answer.headers["www-authenticate"].startswith("Bearer")
-    assert guarded.get("/healthz").status_code == 200
-    assert guarded.get("/readyz").status_code == 200
+    for path in (
+        "/healthz",
+        "/readyz",
+        "/openapi.json",
+        "/docs",
+        *re.findall(r'"(/static/.*?)"', guarded.get("/docs").text),
+    ):
+        assert guarded.get(path).status_code == 200
 
 
 def test_a_key_opens_until_it_is_revoked(guarded: TestClient, database: Database) -> None:

@@ -303,6 +303,16 @@ def test_what_pages_load_never_changes_under_its_name(client: TestClient) -> Non
     assert "http" not in json.dumps([script, links])  # nothing from elsewhere
 
 
+def test_swagger_ui_comes_from_here(client: TestClient) -> None:
+    answer = client.get("/docs")
+    assert answer.headers["content-security-policy"].startswith("default-src 'none'; script-src 'self'; style-src")
+    urls = re.findall(r'(?:src|href)="([^"]*)"', answer.text)
+    assert sum("swagger-ui" in url for url in urls) == 2
+    for url in urls:
+        assert re.fullmatch(r"/static/[a-z-]+\.[0-9a-f]{16}\.(css|js|svg)", url)
+        assert client.get(url).status_code == 200
+
+
 def test_pages_are_no_part_of_the_openapi(view: FakeView) -> None:
     assert set(app_of(view).openapi()["paths"]) == {"/v1/jobs/{job}/events", "/v1/kernels/{digest}/cubin"}
 
@@ -318,7 +328,7 @@ def test_any_text_stays_text(client: TestClient, view: FakeView, name: str, deta
 
 def test_static_files_and_templates_are_in_the_package() -> None:
     folder = Path(__file__).parents[2] / "server" / "lospmm_server"
-    assert {path.name for path in (folder / "static").iterdir()} == {"page.css", "live.js", "icon.svg"}
+    assert {path.name for path in (folder / "static").iterdir()} == {"page.css", "live.js", "icon.svg", "docs.js"}
     for path in (folder / "templates").glob("*.html"):
         text = path.read_text()
         assert not re.search(r"\bstyle=|<style|\son\w+=|\|\s*safe|autoescape", text), path.name

@@ -295,3 +295,13 @@ def test_the_policy_stops_scripts_and_styles_in_a_page(context: BrowserContext, 
     )
     assert page.evaluate("[window.ran, getComputedStyle(document.body).display]") == [None, "block"]
     assert len(faults) == 2 and all("Content Security Policy" in fault for fault in faults)
+
+
+def test_swagger_ui_shows_the_routes_under_the_policy(page: Page) -> None:
+    """A file of another site, or anything that the policy stops, would be a fault on the console."""
+    page.goto("/docs")
+    route = page.locator(".opblock-summary").filter(has_text="/v1/kernels/{digest}/cubin")
+    expect(route).to_be_visible()
+    route.click()
+    page.get_by_role("button", name="Try it out").click()
+    expect(page.get_by_role("button", name="Execute")).to_be_visible()
