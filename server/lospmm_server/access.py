@@ -90,7 +90,7 @@ class AccessLog:
     def _served(self, scope: Scope, status: int, seconds: float) -> None:
         route = getattr(scope.get("route"), "path", "")  # the router writes it into the scope
         self._metrics.request_served(route, scope["method"], status, seconds)
-        if route in UNSEEN and status < 400:
+        if (route in UNSEEN and status < 400) or scope.get("state", {}).get("has_wrong_key"):  # ``guesses`` logs those
             return
         _log.info(
             "request",

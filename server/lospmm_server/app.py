@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from fastapi import Depends, FastAPI, Request
+from fastapi import Depends, FastAPI, Request, Security
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -48,8 +48,10 @@ def create_app(service: Service) -> FastAPI:
     )
     app.state.service = service
     pages = Pages()
+    described = [] if service.keyring is None else [Security(scheme) for scheme in keys.SCHEMES]
     for router in ROUTERS:
-        app.include_router(router, dependencies=[Depends(check_parameters)] if router in STRICT_ROUTERS else ())
+        checks = [Depends(check_parameters)] if router in STRICT_ROUTERS else []
+        app.include_router(router, dependencies=[*described, *checks])
     app.include_router(pages_router(pages, ServiceView(service)))
     for error in (LospmmError, RequestValidationError, HTTPException, ClientDisconnect, Exception):
         app.add_exception_handler(error, error_handler(pages))
@@ -57,7 +59,10 @@ def create_app(service: Service) -> FastAPI:
 
 
 async def _admit(request: Request) -> None:
-    """Check the caller. Raises HTTPException 401 if a key is needed, 403 for pages of others, 400 for two lengths."""
+    """Check the caller.
+
+    Raises HTTPException 401 if a key is needed, 403 for pages of others, 400 for two lengths; TooManyGuesses.
+    """
     if {"content-length", "transfer-encoding"} <= set(request.headers):  # a proxy may have believed the other one
         why = "the body has two lengths: send Content-Length or Transfer-Encoding"
         raise HTTPException(400, why, {"Connection": "close"})
@@ -72,6 +77,9 @@ async def _admit(request: Request) -> None:
     key = keys.key_of(request)
     caller = None if key is None else service.keyring.caller_of(key)
     if caller is None:
+        if key is not None:
+            request.state.has_wrong_key = True
+            service.keyring.guesses.add(request.client.host if request.client else "")
         raise keys.refused()
     keys.check_scope(request, caller)
     request.state.caller = caller

@@ -19,6 +19,14 @@ class Busy(LospmmError):
     """Too many jobs wait or run already."""
 
 
+class TooManyGuesses(LospmmError):
+    """Wrong API keys from one address; it may try others in ``seconds``."""
+
+    def __init__(self, seconds: int) -> None:
+        super().__init__("this address sent too many wrong API keys; only a valid one is let in now")
+        self.headers = {"Retry-After": str(seconds)}
+
+
 class Stopping(LospmmError):
     """The process is about to end. Another may take its place."""
 

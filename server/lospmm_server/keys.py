@@ -20,12 +20,15 @@ from typing import Annotated, Literal, get_args
 
 import sqlalchemy as sa
 from fastapi import HTTPException, Request
+from fastapi.openapi.models import HTTPBase
+from fastapi.security.base import SecurityBase
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, ValidationError
 
 from lospmm.errors import BadRequest, BadSettings
 from lospmm.settings import settings
 from lospmm_server.database import Database
 from lospmm_server.faults import DatabaseFault
+from lospmm_server.guesses import Guesses
 from lospmm_server.tables import keys
 
 #: Prefix of keys, by which a key in a log or a repository is recognised.
@@ -169,9 +172,10 @@ def read_file(path: Path) -> dict[str, Caller]:
 
 
 class Keyring:
-    """The valid keys of file and database, read again every REFRESH_SECONDS; thread-safe."""
+    """The valid keys of file and database, read again every REFRESH_SECONDS; thread-safe. Wrong ones are counted."""
 
     def __init__(self, database: Database) -> None:
+        self.guesses = Guesses()
         self._database = database
         self._lock = threading.Lock()
         self.callers: Mapping[str, Caller] = {}  # by the hash of the key
@@ -231,6 +235,22 @@ def check_scope(request: Request, caller: Caller) -> None:
     scope: Scope = "admin" if request.url.path == "/metrics" else "read" if request.method == "GET" else "tune"
     if scope not in caller.terms.scopes:
         raise HTTPException(403, f"this key lacks the scope {scope!r}, which this request needs")
+
+
+class KeyScheme(SecurityBase):
+    """A way to send a key, for the OpenAPI; ``key_of`` reads them all."""
+
+    def __init__(self, scheme: str, description: str) -> None:
+        self.model, self.scheme_name = HTTPBase(scheme=scheme, description=description), scheme
+
+    async def __call__(self) -> None:
+        """Check nothing: pages have keys too, and no OpenAPI."""
+
+
+SCHEMES = (
+    KeyScheme("bearer", "An API key, as `lospmm keys add` prints it."),
+    KeyScheme("basic", "An API key as the password of any user, for browsers."),
+)
 
 
 def refused() -> HTTPException:

@@ -32,6 +32,7 @@ from lospmm_server.faults import (
     LayersFailed,
     OutOfTime,
     Stopping,
+    TooManyGuesses,
 )
 from lospmm_server.schemas import Problem
 
@@ -66,6 +67,7 @@ ERRORS: Mapping[type[LospmmError], ProblemKind] = {
     DiskFault: ProblemKind("unavailable", "The service cannot do work now", 503),
     ServiceFault: ProblemKind("unavailable", "The service cannot do work now", 503),
     Stopping: ProblemKind("unavailable", "The service cannot do work now", 503),
+    TooManyGuesses: ProblemKind("too-many-guesses", "Too many wrong API keys", 429),
     Busy: ProblemKind("busy", "Too many jobs wait already", 429),
     Cancelled: ProblemKind("cancelled", "The job was cancelled", 409),
     GaveUp: ProblemKind("gave-up", "The job ends its workers", 500),

@@ -33,7 +33,8 @@ def body(description: str, *, several: bool = False, bias: bool = False) -> dict
 
 
 def problems_of(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Return the OpenAPI of the problems that a route may answer with."""
+    """Return the OpenAPI of the problems that a route may answer with; one that has keys may also see wrong ones."""
+    statuses = (*statuses, 429) if 401 in statuses and 429 not in statuses else statuses
     kinds = (*problems.ERRORS.values(), *problems.STATUSES.values(), problems.BAD_PARAMETER)
     titles = {kind.status: kind.title for kind in kinds}
     content = {problems.MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}

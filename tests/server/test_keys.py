@@ -12,9 +12,10 @@ from starlette.testclient import TestClient
 from lospmm.artifact import kept
 from lospmm.cli import main as cli
 from lospmm.errors import BadRequest, BadSettings
-from lospmm_server import keys
+from lospmm_server import access, guesses, keys
+from lospmm_server.app import OPEN_PATHS
 from lospmm_server.database import Database, open_database
-from lospmm_server.faults import DatabaseFault
+from lospmm_server.faults import DatabaseFault, TooManyGuesses
 from lospmm_server.keys import Keyring
 from lospmm_server.service import Service
 from tests.cli.command import Answer, Command
@@ -57,7 +58,8 @@ def bearer(key: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"}
 
 
-def test_nothing_without_a_key(guarded: TestClient, database: Database) -> None:
+def test_nothing_without_a_key(guarded: TestClient, database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guesses, "ALLOWED", 1000)
     key = keys.add(database, "team")
     wrong = (
         {},
@@ -84,6 +86,64 @@ def test_nothing_without_a_key(guarded: TestClient, database: Database) -> None:
         *re.findall(r'"(/static/.*?)"', guarded.get("/docs").text),
     ):
         assert guarded.get(path).status_code == 200
+
+
+class TestWrongKeys:
+    def test_they_are_slowed_down_and_a_valid_key_is_not(self, guarded: TestClient, database: Database) -> None:
+        key = keys.add(database, "team")
+        statuses = [guarded.get("/v1/jobs", headers=bearer("no")).status_code for _ in range(guesses.ALLOWED + 2)]
+        assert statuses == [401] * guesses.ALLOWED + [429] * 2
+        answer = guarded.get("/v1/jobs", headers=bearer("no"))
+        assert answer.json()["type"] == "/problems/too-many-guesses"
+        assert 1 <= int(answer.headers["retry-after"]) <= guesses.PERIOD_SECONDS + 1
+        assert guarded.get("/v1/jobs").status_code == 401
+        assert guarded.get("/v1/jobs", headers=bearer(key)).status_code == 200
+
+    def test_a_line_a_second(
+        self, guarded: TestClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        requests = []
+        monkeypatch.setattr(access._log, "info", lambda _event, **fields: requests.append(fields["status"]))
+        now = 1000.0
+        monkeypatch.setattr(guesses.time, "monotonic", lambda: now)
+        for _ in range(50):
+            guarded.get("/v1/jobs", headers=bearer("no"))
+        now += guesses.TELL_SECONDS
+        guarded.get("/v1/jobs", headers=bearer("no"))
+        guarded.get("/v1/jobs")
+        lines = [record.message for record in caplog.records if record.name == guesses.__name__]
+        assert [line.split(" requests")[0] for line in lines] == ["1", "50"]
+        assert lines[0].endswith("with wrong API keys, the last from testclient")
+        assert requests == [401]  # that without a key
+
+    def test_the_minute_passes_and_memory_is_bounded(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        now = 0.0
+        monkeypatch.setattr(guesses.time, "monotonic", lambda: now)
+        tried = guesses.Guesses()
+        for host in range(guesses.ALLOWED):  # of one network
+            tried.add(f"2001:db8::{host:x}")
+        tried.add("2001:db8:1::1")
+        tried.add("::ffff:192.0.2.1")
+        with pytest.raises(TooManyGuesses):
+            tried.add("2001:db8::ffff")
+        now += guesses.PERIOD_SECONDS + 1
+        tried.add("2001:db8::ffff")
+        for host in range(2 * guesses.ADDRESSES):
+            tried.add(f"10.0.{host >> 8}.{host & 255}")
+        assert len(tried._counts) == guesses.ADDRESSES
+
+
+def test_the_openapi_says_how_keys_are_sent(guarded: TestClient, shared: TestClient) -> None:
+    found = guarded.get("/openapi.json").json()
+    schemes = found["components"]["securitySchemes"]
+    assert {name: (scheme["type"], scheme["scheme"]) for name, scheme in schemes.items()} == {
+        name: ("http", name) for name in ("bearer", "basic")
+    }
+    for path, methods in found["paths"].items():
+        for operation in methods.values():
+            assert ({} in operation["security"]) == (path in OPEN_PATHS), path
+            assert all({name: []} in operation["security"] for name in schemes)
+    assert "securitySchemes" not in shared.get("/openapi.json").json()["components"]  # nobody is asked for one
 
 
 def test_a_key_opens_until_it_is_revoked(guarded: TestClient, database: Database) -> None:
