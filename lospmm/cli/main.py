@@ -5,6 +5,7 @@ of ``errors``.
 """
 
 import os
+import resource
 import signal
 import sys
 from collections.abc import Sequence
@@ -17,6 +18,13 @@ from lospmm.errors import BadRequest, LospmmError, MissingExtra, ToolchainFault,
 
 #: The status of a command whose output nobody reads to its end, as in ``lospmm cache ls | head``. Typer's own.
 BROKEN_PIPE = 1
+
+#: Address space (``ulimit -v``) below which the libraries abort or spin instead of raising MemoryError: 600 MB on two
+#: cores, with room for more.
+LEAST_BYTES = 1 << 30
+
+#: What Python says where the system grants no thread.
+_NO_THREAD = "can't start new thread"
 
 #: Shows the cursor, which a progress bar hides, on a line below it.
 _LEAVE_BAR = "\x1b[?25h\n"
@@ -39,13 +47,14 @@ def run(arguments: Sequence[str]) -> int:
         if getattr(sys, name) is None:  # closed by whoever started us; what is written to it is lost, as asked for
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
     try:
+        _check_address_space()
         with extra_needed("tune", "the command lospmm"):
             import typer
 
             from lospmm.cli.commands import app_with
 
             app = app_with(arguments)  # whose command takes up to two seconds to import
-    except MissingExtra as error:
+    except (MissingExtra, ToolchainFault) as error:
         return _failed(error, arguments)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
@@ -58,12 +67,25 @@ def run(arguments: Sequence[str]) -> int:
         return _failed(BadRequest(" ".join(error.format_message().split())), arguments)
     except LospmmError as error:
         return _failed(error, arguments)
+    except MemoryError:
+        return _failed(ToolchainFault("out of memory, of the machine or of `ulimit -v`"), arguments)
+    except RuntimeError as error:
+        if str(error) != _NO_THREAD:
+            raise
+        return _failed(ToolchainFault("the system starts no more threads: see `ulimit -u` and pids.max"), arguments)
     except BrokenPipeError:
         _discard_output()
         return BROKEN_PIPE
     except OSError as error:  # what its caller could say nothing better about, such as a full disk behind stdout
         _discard_output()
         return _failed(ToolchainFault(f"{error.filename or 'output'}: {error.strerror}"), arguments)
+
+
+def _check_address_space() -> None:
+    """Raise ToolchainFault for less than LEAST_BYTES."""
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if limit != resource.RLIM_INFINITY and limit < LEAST_BYTES:
+        raise ToolchainFault(f"`ulimit -v` is {limit >> 10} kB: lospmm needs {LEAST_BYTES >> 10}")
 
 
 def _failed(error: LospmmError, arguments: Sequence[str]) -> int:

@@ -8,6 +8,7 @@ from functools import partial
 
 import uvicorn
 
+from lospmm.errors import ServiceFault
 from lospmm_server.app import create_app
 from lospmm_server.connections import ACCEPTED_AT_ONCE, Door, GuardedConnection, most_connections
 from lospmm_server.service import Service
@@ -36,9 +37,12 @@ class Server(uvicorn.Server):
         self._service, self._announce = service, announce
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, with room for those that are not accepted at once, and say so."""
+        """Listen, with room for those that are not accepted at once, and say so. Raises ServiceFault."""
         asyncio.get_running_loop().set_exception_handler(self._door.report)
-        await super().startup(sockets)
+        try:
+            await super().startup(sockets)
+        except SystemExit:  # with a status of uvicorn's own
+            raise ServiceFault("the service could not start: the log says why") from None
         for listener in sockets or ():
             listener.listen(BACKLOG)
         self._announce()

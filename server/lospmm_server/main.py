@@ -47,7 +47,8 @@ def serve(host: str, port: int, workers: int) -> None:
     """Serve until SIGTERM or SIGINT, which end the process and its workers in seconds.
 
     Raises BadSettings for workers with an unknown GPU and for a toolkit that is none, BadRequest for an address that
-    cannot be listened on, or that other machines can reach while there is no API key, and DatabaseFault.
+    cannot be listened on, or that other machines can reach while there is no API key, DatabaseFault, and ServiceFault
+    if the server cannot start, as without threads.
     """
     be_a_service()
     _allow_open_files()

@@ -118,6 +118,8 @@ def describe(error: BaseException) -> Problem:
             return Problem(type="about:blank", title=error.detail, status=error.status_code, detail=error.detail)
         case ClientDisconnect():  # nobody reads the answer, but it is no fault of ours
             return _problem(STATUSES[400], "the client left before the body was whole")
+        case MemoryError():
+            return _problem(STATUSES[503], "the service has too little memory for this request now")
         case _:
             return _problem(INTERNAL, "an unexpected error; the log of the service has it")
 
