@@ -93,6 +93,9 @@ class Settings(BaseModel):
     )
     fetch_code: bool = Field(default=True, description="Prefetch the code of large kernels, where the emitter can.")
     max_upload_bytes: int = Field(default=256 << 20, gt=0, description="The largest matrix file read, in bytes.")
+    max_uploads_bytes: int = Field(
+        default=1 << 30, gt=0, description="Uploads that a service holds at the same time, in bytes."
+    )
     driver: Literal["auto", "cuda-core", "pycuda"] = Field(
         default="auto", description="The library that a GPU is driven through; auto is cuda-core."
     )

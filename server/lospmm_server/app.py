@@ -15,8 +15,9 @@ from lospmm_server.access import ObservedApp
 from lospmm_server.origin import refuse_foreign_pages
 from lospmm_server.pages import Pages, error_handler, pages_router
 from lospmm_server.routing import check_parameters
-from lospmm_server.service import Service
+from lospmm_server.service import SMALL_BYTES, Service
 from lospmm_server.service_view import ServiceView
+from lospmm_server.uploads import UploadRoom
 
 #: The routes of programs, which OpenAPI and docs/rest.md describe. Those of probes ignore a query.
 STRICT_ROUTERS = (api.router, api_models.router, api_jobs.router)
@@ -44,9 +45,9 @@ def create_app(service: Service) -> FastAPI:
         docs_url=None,  # ``pages`` has it, without files of other sites
         redoc_url=None,
         redirect_slashes=False,  # to the host that the client named, whatever it is
-        dependencies=[Depends(_admit)],
+        dependencies=[Depends(_admit), Depends(_check_quota)],
     )
-    app.state.service = service
+    app.state.service, app.state.uploads = service, UploadRoom()
     pages = Pages()
     described = [] if service.keyring is None else [Security(scheme) for scheme in keys.SCHEMES]
     for router in ROUTERS:
@@ -83,3 +84,12 @@ async def _admit(request: Request) -> None:
         raise keys.refused()
     keys.check_scope(request, caller)
     request.state.caller = caller
+
+
+async def _check_quota(request: Request) -> None:
+    """Refuse a large body unread where no job would be taken. Raises Busy.
+
+    Smaller ones are read all the same: they may ask for what is known.
+    """
+    if request.method == "POST" and int(request.headers.get("content-length", 0)) > SMALL_BYTES:
+        await request.app.state.service.check_quota(request.state.caller.name)

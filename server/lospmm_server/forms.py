@@ -12,7 +12,7 @@ from starlette.datastructures import FormData, UploadFile
 
 from lospmm.settings import settings
 from lospmm_server.schemas import KernelQuery, ModelQuery
-from lospmm_server.uploads import FIELD, FORM_BYTES, TABLE_FIELD, Received, body_within, form_of
+from lospmm_server.uploads import FIELD, FORM_BYTES, TABLE_FIELD, Received, form_of
 
 Query = TypeVar("Query", KernelQuery, ModelQuery)
 
@@ -38,16 +38,13 @@ async def received_form(request: Request, kind: type[Query]) -> AsyncIterator[Up
     if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
         raise HTTPException(400, "expected the form of the page, as multipart/form-data")
     files = (FIELD, TABLE_FIELD) if kind is ModelQuery else (FIELD,)
-    body = body_within(request, settings().max_upload_bytes + FORM_BYTES)
-    form = await form_of(request.headers, body, max_files=len(files), max_fields=MAX_FIELDS)
-    request.state.typed = {name: value for name, value in form.multi_items() if isinstance(value, str)}
-    try:
+    limit = settings().max_upload_bytes + FORM_BYTES
+    async with form_of(request, limit, max_files=len(files), max_fields=MAX_FIELDS) as form:
+        request.state.typed = {name: value for name, value in form.multi_items() if isinstance(value, str)}
         found = [_upload(form, field) for field in files]
         if found[0] is None:
             raise HTTPException(400, "no file was chosen; choose one")
         yield UploadForm(Received([found[0]], table=found[1] if len(found) > 1 else None), _query(form, files, kind))
-    finally:
-        await form.close()
 
 
 def _upload(form: FormData, field: str) -> UploadFile | None:

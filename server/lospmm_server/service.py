@@ -111,6 +111,10 @@ class Service:
         readers = self._small_readers if size <= SMALL_BYTES else self._large_readers
         return await self._in(readers, lambda: _forgetful(read))
 
+    async def check_quota(self, key: str) -> None:
+        """Raise Busy where not even one new job of this key would be taken."""
+        await self.ask(queue.check_room, self.database, key, [""])
+
     def order(self, request: Request, caller: Caller, staged: Store | None = None) -> KernelOrder:
         """Return the order of a settled request, and store its matrix if it must be tuned; thread-safe.
 

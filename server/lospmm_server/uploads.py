@@ -69,12 +69,25 @@ class Received:
         return sum(upload.size or 0 for upload in self.matrices)
 
 
+class UploadRoom:
+    """The bytes of all bodies that are being received or read; of one event loop."""
+
+    def __init__(self) -> None:
+        self.held = 0
+
+    def check(self, own: int, more: int) -> None:
+        """Raise HTTPException 503 if ``more`` of a body are over LOSPMM_MAX_UPLOADS_BYTES, with ``own`` and others."""
+        others = self.held - own
+        if others and self.held + more > settings().max_uploads_bytes:  # alone it may have any size that one may have
+            raise HTTPException(503, f"the service holds {others} bytes of other uploads now; post again later")
+
+
 def received(request: Request, *, files: int = 1) -> AbstractAsyncContextManager[Received]:
     """Yield the files of the body, at most ``files`` matrices; larger ones are on disk.
 
     There may be as many biases. Entering raises HTTPException 413 for more than LOSPMM_MAX_UPLOAD_BYTES, 408 for
     longer than LOSPMM_UPLOAD_SECONDS, 400 for a form that is cut, without files or with anything else, and 503 if the
-    disk does not take them.
+    disk does not take them, or with those of others they are over LOSPMM_MAX_UPLOADS_BYTES.
     """
     limit = settings().max_upload_bytes
     is_form = request.headers.get("content-type", "").lower().startswith("multipart/form-data")
@@ -163,17 +176,18 @@ def device_of(query: TuningQuery) -> DeviceSpec:
 
 @asynccontextmanager
 async def _raw(request: Request, limit: int) -> AsyncIterator[Received]:
-    upload = await _written(request, limit)
-    try:
-        yield Received([upload])
-    finally:
-        await upload.close()
+    with body_within(request, limit) as body:
+        upload = await _written(body)
+        try:
+            yield Received([upload])
+        finally:
+            await upload.close()
 
 
-async def _written(request: Request, limit: int) -> UploadFile:
+async def _written(body: AsyncGenerator[bytes, None]) -> UploadFile:
     with _to_disk(), ExitStack() as stack:
         upload = UploadFile(stack.enter_context(tempfile.TemporaryFile()), size=0, filename=FIELD)
-        async for chunk in body_within(request, limit):
+        async for chunk in body:
             await upload.write(chunk)
         await upload.seek(0)  # everything has been written by now
         stack.pop_all()
@@ -183,9 +197,7 @@ async def _written(request: Request, limit: int) -> UploadFile:
 @asynccontextmanager
 async def _from_form(request: Request, limit: int, files: int) -> AsyncIterator[Received]:
     most = 2 * files + (files > 1)  # a bias each, and a model's layer table
-    body = body_within(request, limit + FORM_BYTES * most)
-    form = await form_of(request.headers, body, max_files=most)
-    try:
+    async with form_of(request, limit + FORM_BYTES * most, max_files=most) as form:
         uploads, biases, tables = (
             [upload for upload in form.getlist(field) if isinstance(upload, UploadFile)]
             for field in (FIELD, BIAS_FIELD, TABLE_FIELD)
@@ -202,8 +214,6 @@ async def _from_form(request: Request, limit: int, files: int) -> AsyncIterator[
         if sum(upload.size or 0 for upload in (*uploads, *biases, *tables)) > limit:
             raise _too_large()
         yield Received(uploads, biases, tables[0] if tables else None)
-    finally:
-        await form.close()
 
 
 class _WholeForm(MultiPartParser):
@@ -225,10 +235,20 @@ class _WholeForm(MultiPartParser):
             raise MultiPartException("the form ends before its last boundary: a part of it is missing")
 
 
+@asynccontextmanager
 async def form_of(
-    headers: Headers, body: AsyncGenerator[bytes, None], *, max_files: int, max_fields: int = MAX_FIELDS
-) -> FormData:
-    """Parse a whole form. Raises what ``body`` does, and HTTPException 400 and 503."""
+    request: Request, limit: int, *, max_files: int, max_fields: int = MAX_FIELDS
+) -> AsyncIterator[FormData]:
+    """Yield a whole form of at most ``limit`` bytes, and close it. Raises as its body; HTTPException 400, 503."""
+    with body_within(request, limit) as body:
+        form = await _parsed(request.headers, body, max_files=max_files, max_fields=max_fields)
+        try:
+            yield form
+        finally:
+            await form.close()
+
+
+async def _parsed(headers: Headers, body: AsyncGenerator[bytes, None], *, max_files: int, max_fields: int) -> FormData:
     try:
         with _to_disk():
             return await _WholeForm(headers, body, max_files=max_files, max_fields=max_fields).parse()
@@ -250,12 +270,39 @@ def _to_disk() -> Iterator[None]:
         raise HTTPException(503, why) from None
 
 
-async def body_within(request: Request, limit: int) -> AsyncGenerator[bytes, None]:
-    """Yield the body in pieces. Raises HTTPException 415, 408, and 413, at once if Content-Length says so."""
+@contextmanager
+def body_within(request: Request, limit: int) -> Iterator[AsyncGenerator[bytes, None]]:
+    """Yield the body in pieces, which are held until the block ends.
+
+    Reading raises HTTPException 415, 408, and 413 and 503 for too many bytes, at once if Content-Length says so.
+    """
+    room: UploadRoom = request.app.state.uploads
+    own = 0
+
+    async def counted() -> AsyncGenerator[bytes, None]:
+        nonlocal own
+        room.check(own, _promised(request, limit))
+        async for chunk in _pieces(request, limit):
+            room.check(own, len(chunk))
+            room.held, own = room.held + len(chunk), own + len(chunk)
+            yield chunk
+
+    try:
+        yield counted()
+    finally:
+        room.held -= own
+
+
+def _promised(request: Request, limit: int) -> int:
+    """Return the Content-Length, 0 without one. Raises HTTPException 415 and 413: what is never taken must not wait."""
     if (encoding := request.headers.get("content-encoding", "identity").lower()) != "identity":
         raise HTTPException(415, f"Content-Encoding {encoding[:40]!r}: send the file as it is")
-    if int(request.headers.get("content-length", 0)) > limit:
+    if (promised := int(request.headers.get("content-length", 0))) > limit:
         raise _too_large()
+    return promised
+
+
+async def _pieces(request: Request, limit: int) -> AsyncGenerator[bytes, None]:
     size, stream = 0, request.stream().__aiter__()
     deadline = asyncio.get_running_loop().time() + settings().upload_seconds
     while True:

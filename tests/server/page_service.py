@@ -32,7 +32,7 @@ from lospmm_server import schemas
 from lospmm_server.origin import refuse_foreign_pages
 from lospmm_server.pages import Pages, error_handler, pages_router
 from lospmm_server.schemas import KernelQuery, ModelQuery
-from lospmm_server.uploads import Received
+from lospmm_server.uploads import Received, UploadRoom
 from lospmm_server.views import JobListPage, JobPage, LayerPage
 
 NOON = datetime(2026, 1, 2, 12, 0, 0, tzinfo=UTC)
@@ -144,6 +144,7 @@ def app_of(view: FakeView) -> FastAPI:
         refuse_foreign_pages(request, is_open=True)
 
     app, pages = FastAPI(docs_url=None, dependencies=[Depends(admit)]), Pages()
+    app.state.uploads = UploadRoom()
     app.include_router(pages_router(pages, view))
 
     @app.get("/v1/jobs/{job}/events")

@@ -276,6 +276,57 @@ def test_a_body_that_does_not_come(set_environment: Callable[[str, object], None
     assert b"within the 0.5 s that LOSPMM_UPLOAD_SECONDS allows" in answer
 
 
+def test_uploads_are_bounded_together(
+    shared: TestClient, monkeypatch: pytest.MonkeyPatch, set_environment: Callable[[str, object], None]
+) -> None:
+    """One that is being read counts until it is refused; with a length, without, and as a form."""
+    set_environment("LOSPMM_MAX_UPLOADS_BYTES", 1000)
+    set_environment("LOSPMM_MAX_UPLOAD_BYTES", 10_000)
+    read, begun, go_on = api.read_request, threading.Event(), threading.Event()
+
+    def slow(files: Received, query: KernelQuery) -> Request:
+        begun.set()
+        assert go_on.wait(60)
+        return read(files, query)
+
+    assert shared.post(POST, content=bytes(2000)).status_code == 422
+    monkeypatch.setattr(api, "read_request", slow)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(shared.post, POST, content=iter([bytes(800)]))
+        try:
+            assert begun.wait(60)
+            for body in ({"content": bytes(300)}, {"content": iter([bytes(300)])}, {"files": {"matrix": bytes(300)}}):
+                refused = shared.post(POST, **body)  # type: ignore[arg-type]
+                assert (refused.status_code, refused.json()["type"]) == (503, "/problems/unavailable")
+                assert "the service holds 800 bytes of other uploads now" in refused.json()["detail"]
+                assert refused.headers["retry-after"] == "2"
+            assert shared.post(POST, content=bytes(10_001)).status_code == 413  # no retry helps
+        finally:
+            go_on.set()
+        assert first.result(60).status_code == 422
+    assert shared.post(POST, content=npy_file()).status_code == 201
+    assert shared.app.state.uploads.held == 0  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("path", [POST, POST.replace("kernels", "models"), "/jobs", "/models"])
+def test_a_large_body_is_refused_unread_where_no_job_is_taken(
+    idle_client: TestClient, set_environment: Callable[[str, object], None], path: str
+) -> None:
+    set_environment("LOSPMM_MAX_JOBS", 1)
+    assert idle_client.post(POST.replace("wait=60", "wait=0"), content=npy_file()).status_code == 202
+    read = []
+
+    def body() -> Iterator[bytes]:
+        read.append(path)
+        yield bytes(SMALL_BYTES + 1)
+
+    refused = idle_client.post(path, content=body(), headers={"Content-Length": f"{SMALL_BYTES + 1}"})
+    assert (refused.status_code, refused.json()["type"]) == (429, "/problems/busy")
+    assert "1 jobs are under way" in refused.json()["detail"]
+    again = idle_client.post(POST.replace("wait=60", "wait=0"), content=npy_file())
+    assert again.status_code == 202  # it joins its job
+
+
 def test_small_uploads_pass_large_ones(
     client: TestClient, monkeypatch: pytest.MonkeyPatch, set_environment: Callable[[str, object], None]
 ) -> None:
