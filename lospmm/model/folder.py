@@ -85,7 +85,7 @@ def alone_in(directory: Path) -> Iterator[None]:
         yield
         return
     try:
-        if not is_locked_alone(descriptor):
+        if not (is_locked_alone(descriptor) and os.fstat(descriptor).st_nlink):  # 0: removed by its former holder
             raise BadRequest(f"{directory}: another run writes to it now; wait for its end, or name another folder")
         yield
     finally:

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shutil
+import subprocess
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,17 +18,20 @@ from safetensors.numpy import save_file
 import lospmm
 from lospmm.artifact import artifact
 from lospmm.artifact.artifact import Artifact
-from lospmm.errors import NothingFits, VerificationFailed, printable
+from lospmm.errors import BadRequest, NothingFits, VerificationFailed, printable
 from lospmm.matrix.csr import from_dense
 from lospmm.matrix.layers import open_model
 from lospmm.model import batch
 from lospmm.model.folder import Batch, ModelFolder, alone_in
 from lospmm.model.layer_table import ANY, LayerSpec, LayerTable
 from lospmm.model.report import COLUMNS
+from lospmm.store import is_locked_alone
 from lospmm.tuning import jobs, one_copy
 from lospmm.tuning.request import Request
-from tests.cli.command import H200, WEIGHTS, Answer, Command, draw, process
+from tests.cli.command import COMMAND, H200, WEIGHTS, Answer, Command, draw, process
 from tests.fixtures.files import smtx
+from tests.fixtures.waiting import wait_until
+from tests.server.conftest import make_slow_toolkit
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -479,6 +483,39 @@ def test_two_runs_do_not_share_a_folder(model: Path, tune_model: Callable[..., A
     assert tune_model(model, "--quiet").status == 0
     assert tune_model(model, "--quiet").status == 0
     assert (out / "report.json").exists()
+
+
+def test_a_folder_that_is_removed_meanwhile_is_not_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a third run would hold the next one of its name."""
+    out = tmp_path / "out"
+
+    def held(descriptor: int) -> bool:
+        out.rmdir()
+        return is_locked_alone(descriptor)
+
+    monkeypatch.setattr("lospmm.model.folder.is_locked_alone", held)
+    with pytest.raises(BadRequest, match="another run writes to it now"), alone_in(out):
+        pass
+
+
+def test_of_two_processes_at_once_one_is_refused(
+    model: Path, tmp_path: Path, set_environment: Callable[[str, object], None]
+) -> None:
+    """They start together, and compilers wait until one of them has ended."""
+    slow, out = make_slow_toolkit(tmp_path / "slow"), tmp_path / "out"
+    set_environment("LOSPMM_TOOLKIT", slow.root)
+    command = [*COMMAND, "tune-model", str(model), *H200, "--emitter", "ptx", "--quiet", "--out", str(out), "--n"]
+    runs = {n: subprocess.Popen([*command, str(n)], stderr=subprocess.PIPE, text=True) for n in (32, 48)}
+    wait_until(lambda: any(run.poll() is not None for run in runs.values()))
+    slow.gate.touch()
+    ends = {run.wait(60): (n, run.communicate()[1]) for n, run in runs.items()}
+    assert sorted(ends) == [0, 2]
+    assert ends[2][1] == f"error: {out}: another run writes to it now; wait for its end, or name another folder\n"
+    report = report_in(out)
+    assert report["n"] == ends[0][0]
+    for layer in report["layers"][:-1]:
+        kernel = artifact.read(out / layer["folder"]).manifest
+        assert (kernel["n"], kernel["cubin_sha256"]) == (report["n"], layer["cubin_sha256"])
 
 
 def test_what_a_killed_writer_left_is_removed(model: Path, tmp_path: Path) -> None:
