@@ -50,7 +50,7 @@ PAGES = {str(path.relative_to(ROOT)): path for path in pages()}
 VOLATILE = ("device", "registers", "code", "seconds")
 
 #: Objects whose fields are the names of constraints, or the axes of a family.
-ANY_NAMES = ("removed", "winner", "built")
+ANY_NAMES = ("removed", "winner", "built", "differences")
 
 #: How a block of commands begins that only a machine with a GPU can run.
 NEEDS_GPU = "# needs an NVIDIA GPU"
@@ -206,6 +206,7 @@ def test_fields_of_what_commands_print(capsys: pytest.CaptureFixture[str]) -> No
         ("report.json", 6, [("tune-model", *weights, *untimed, "--out", "net")]),
         ("space", 0, [("space", *weights, "--tensor", "a")]),
         ("replay", 0, [("replay", "net/a")]),
+        ("verify", 0, [("verify", "net")]),
         ("cache ls, prune and verify", 0, [("cache", "verify"), ("cache", "ls"), ("cache", "prune", "--max-mb", 0)]),
         ("keys ls", 0, [("keys", "ls")]),
     ):

@@ -184,6 +184,7 @@ class Manifest:
     """manifest.json; docs/manifest.md describes each field."""
 
     schema: int = SCHEMA
+    version: str | None = None  # of lospmm; null in manifests of older versions
     name: str
     m: PositiveInt
     k: PositiveInt
@@ -263,6 +264,7 @@ def parse(content: bytes, where: str) -> dict[str, Any]:
         manifest["tile"].setdefault("thread_columns", 1)  # ... and pairs
         manifest["tile"].setdefault("thread_words", 1)  # ... and two words to a thread
         manifest["tile"].setdefault("walks", 1)
+    manifest.setdefault("version", None)
     manifest.setdefault("convolution", None)  # ... and convolutions
     manifest.setdefault("epilogue", {"bias": False, "relu": False, "residual": False})
     manifest.setdefault("family", "unrolled")  # ... and other families

@@ -46,6 +46,9 @@ COMMANDS = {
     "replay": Command(
         "inspect:replay", "Make the choice of a kernel again from its log, without a GPU; exit status 5 if it differs."
     ),
+    "verify": Command(
+        "verify:verify", "Build a folder's kernels anew and compare the bytes; exit status 5 if they differ."
+    ),
     "join": Command(
         "join:join",
         "Put the kernels of one matrix for several N, tuned with --memory low, into one cubin that has A once.",

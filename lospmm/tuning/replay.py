@@ -56,7 +56,7 @@ def replay(kept: Artifact, device: DeviceSpec) -> Replay:
     manifest = kept.manifest
     if manifest["device"] != device.name:
         raise BadRequest(f"{manifest['name']} was tuned for {manifest['device']}, not for {device.name}")
-    lines, emitter = _lines(kept), _emitter(manifest, device)
+    lines, emitter = _lines(kept), emitter_of(manifest, device)
     problem, options = for_emitter(kept.problem(device), emitter), _options(manifest, emitter)
     timed = [line for line in lines if line["family"] != DENSE]
     known = _prepared(problem, options, manifest, is_unrolled=any(line["family"] == UNROLLED for line in timed))
@@ -118,17 +118,17 @@ def _is_dense(
 
 def _built(manifest: Mapping[str, Any]) -> Named:
     plan, tile = manifest["plan"], manifest["tile"]
-    axes = {axis: tile[axis] for axis in AXES} if plan is None else _of_now(manifest["cubin_family"], plan["axes"])
+    axes = {axis: tile[axis] for axis in AXES} if plan is None else axes_of_now(manifest["cubin_family"], plan["axes"])
     dense = {"dense": "chosen"} if manifest["dense"] is not None else {}
     return {"family": manifest["cubin_family"], **axes, **dense}
 
 
-def _of_now(family: str, axes: dict[str, Any]) -> dict[str, Any]:
+def axes_of_now(family: str, axes: dict[str, Any]) -> dict[str, Any]:
     """Return the axes of a plan with those that this version has added."""
     return {**axes, "shared": axes.get("shared", 0)} if family == "bitmap" and "tiles" in axes else axes
 
 
-def _emitter(manifest: Mapping[str, Any], device: DeviceSpec) -> str:
+def emitter_of(manifest: Mapping[str, Any], device: DeviceSpec) -> str:
     """Return the emitter of the unrolled candidates."""
     named: str = manifest["emitter"]
     return named if manifest["plan"] is None else default_emitter(device.arch)
@@ -155,7 +155,7 @@ def _lines(kept: Artifact) -> list[dict[str, Any]]:
                 line.setdefault("walks", 1)
                 _check_is_made(line, where)
                 [line[axis] for axis in AXES]
-            line.update(_of_now(line["family"], line))
+            line.update(axes_of_now(line["family"], line))
             if kept.manifest["search"]["measured"]:
                 line["final_micros"], line["measured_micros"], line["max_relative_error"], line["failure"]
     except (ValueError, KeyError, TypeError, RecursionError):

@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from types import MappingProxyType
+from typing import Any
 
 from lospmm.artifact.manifest import (
     Added,
@@ -29,6 +30,7 @@ from lospmm.tuning.known import Known
 from lospmm.tuning.options import DENSE, Options
 from lospmm.tuning.outcome import Outcome
 from lospmm.tuning.trial import settled
+from lospmm.version import __version__
 
 #: The manifest's ``chosen_by`` if nothing is timed, by ranker; "model" for others.
 CHOSEN_BY: Mapping[str, str] = MappingProxyType({"none": "estimate"})
@@ -38,10 +40,9 @@ def manifest(outcome: Outcome, seconds: dict[str, float]) -> Manifest:
     """Return the manifest of a tuning; ``seconds`` are those of its stages, by name."""
     problem, matrix = outcome.problem, outcome.problem.matrix
     build, winner = outcome.build, outcome.winner
-    binary, shape = build.binary, build.launch
     dense = None if outcome.dense is None else outcome.dense.in_manifest()
     return Manifest(
-        name=build.compiled.entry,
+        **record_of(problem, build),
         m=matrix.m,
         k=matrix.k,
         n=problem.n,
@@ -51,17 +52,7 @@ def manifest(outcome: Outcome, seconds: dict[str, float]) -> Manifest:
         values=outcome.values,
         seed=outcome.seed,
         device=problem.device.name,
-        arch=problem.device.arch,
-        emitter=build.language,
-        toolchain=binary.toolchain,
         tile=_tile(winner.plan, build) if winner.is_unrolled else None,
-        launch=LaunchConfig(shape.grid, shape.block, shape.shared_bytes),
-        arguments=_arguments(problem, build),
-        registers=binary.registers,
-        spill_bytes=binary.spill_bytes,
-        code_bytes=binary.code_bytes,
-        cubin_sha256=hashlib.sha256(binary.cubin).hexdigest(),
-        source_sha256=hashlib.sha256(shipped_text(build)).hexdigest(),
         bias_sha256=None if outcome.bias is None else hashlib.sha256(outcome.bias).hexdigest(),
         search=search_summary(
             outcome.known, outcome.options, estimated_micros=_estimated_micros(outcome), dense=outcome.dense
@@ -81,6 +72,25 @@ def manifest(outcome: Outcome, seconds: dict[str, float]) -> Manifest:
         cubin_family=winner.family,
         dense=dense,
     )
+
+
+def record_of(problem: Problem, build: Build) -> dict[str, Any]:
+    """Return the fields of the manifest that a build decides, whatever the search was."""
+    binary, shape = build.binary, build.launch
+    return {
+        "version": __version__,
+        "name": build.compiled.entry,
+        "arch": problem.device.arch,
+        "emitter": build.language,
+        "toolchain": binary.toolchain,
+        "launch": LaunchConfig(shape.grid, shape.block, shape.shared_bytes),
+        "arguments": _arguments(problem, build),
+        "registers": binary.registers,
+        "spill_bytes": binary.spill_bytes,
+        "code_bytes": binary.code_bytes,
+        "cubin_sha256": hashlib.sha256(binary.cubin).hexdigest(),
+        "source_sha256": hashlib.sha256(shipped_text(build)).hexdigest(),
+    }
 
 
 def shipped_text(build: Build) -> bytes:
