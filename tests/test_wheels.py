@@ -46,6 +46,7 @@ def test_it_is_fit_to_be_published(wheel: Path) -> None:
         "lospmm/cpu/block.h",
         "lospmm/cpu/block.cpp",
         "lospmm_server/__init__.py",
+        "lospmm_server/manual/index.md",
     } <= set(names)
     assert not [name for name in names if name.startswith(("tests/", "benchmarks/", "native/"))]
 

@@ -17,16 +17,16 @@ from urllib.parse import urlencode
 
 from fastapi import APIRouter, HTTPException, Query, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import RedirectResponse, Response
+from fastapi.responses import FileResponse, RedirectResponse, Response
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
 
 from lospmm.artifact.artifact import Artifact
 from lospmm.errors import LospmmError
 from lospmm.problem.device import USUAL_DEVICE
 from lospmm.settings import settings
 from lospmm.tuning.options import CHOICES, FAMILY_NAMES
-from lospmm.version import __version__
-from lospmm_server import problems
+from lospmm_server import manual, problems
 from lospmm_server.forms import Query as FormQuery
 from lospmm_server.forms import received_form
 from lospmm_server.kernel_view import KernelView, compared, speedup_scale, view_kernel
@@ -110,11 +110,12 @@ class Pages:
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        self._templates.globals |= {"asset": lambda name: self.assets[name].url, "version": __version__}
+        self._templates.globals["asset"] = lambda name: self.assets[name].url
 
     def page(self, request: Request, template: str, status: int = 200, **content: Any) -> Response:
         """Render a template."""
-        text = self._templates.get_template(template).render(path=request.url.path, **content)
+        fixed = {"path": request.url.path, "version": request.app.version}
+        text = self._templates.get_template(template).render(**fixed, **content)
         return Response(text, status, HEADERS, _HTML)
 
     def error(self, request: Request, problem: Problem, headers: Mapping[str, str] | None = None) -> Response:
@@ -165,6 +166,10 @@ def pages_router(pages: Pages, view: View) -> APIRouter:
     async def get_two_kernels(request: Request, digest: str, other: str) -> Response:
         both = [await to_thread(view_kernel, one, await view.kernel(request, _checked(one))) for one in (digest, other)]
         return await to_thread(_two_kernels_page, pages, request, both)
+
+    @router.get("/manual/{name:path}")
+    async def get_manual(request: Request, name: str) -> Response:
+        return await to_thread(_manual_page, pages, request, name or manual.INDEX)
 
     @router.get("/docs")
     async def get_docs(request: Request) -> Response:
@@ -263,6 +268,17 @@ def _kernel_page(pages: Pages, request: Request, kernel: KernelView) -> Response
 
 def _two_kernels_page(pages: Pages, request: Request, both: Sequence[KernelView]) -> Response:
     return pages.page(request, "compare.html", title="Two kernels", kernels=both, rows=compared(*both))
+
+
+def _manual_page(pages: Pages, request: Request, name: str) -> Response:
+    file = manual.files().get(name)
+    if file is None:
+        raise HTTPException(404, f"{name[:80]}: no page of the manual; /manual/ lists them")
+    if file.suffix != ".md":
+        return FileResponse(file, headers={"X-Content-Type-Options": "nosniff"})
+    text = file.read_text()
+    content = Markup(manual.html_of(name, text))
+    return pages.page(request, "manual.html", title=manual.title_of(text), content=content)
 
 
 def _jobs_page(

@@ -7,6 +7,7 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
+from urllib.parse import urljoin
 
 import pytest
 from fastapi import HTTPException
@@ -22,7 +23,7 @@ from lospmm.problem.dtype import DTYPES
 from lospmm.store import Store
 from lospmm.toolchain.discover import Toolkit
 from lospmm.tuning.options import CHOICES, FAMILY_NAMES
-from lospmm_server import uploads
+from lospmm_server import manual, uploads
 from lospmm_server.faults import Busy, DatabaseFault
 from lospmm_server.pages import HEADERS
 from lospmm_server.uploads import NO_GPU
@@ -311,6 +312,31 @@ def test_swagger_ui_comes_from_here(client: TestClient) -> None:
     for url in urls:
         assert re.fullmatch(r"/static/[a-z-]+\.[0-9a-f]{16}\.(css|js|svg)", url)
         assert client.get(url).status_code == 200
+
+
+@pytest.mark.parametrize("name", ["", *manual.files()])
+def test_the_manual(client: TestClient, name: str) -> None:
+    """Links of the manual lead to its pages and their headings, and images are there."""
+    answer = client.get(f"/manual/{name}")
+    assert answer.status_code == 200
+    if not name.endswith(("md", "/")) and name:
+        assert answer.headers["content-type"].startswith("image/")
+        return
+    found = page(client, f"/manual/{name}")
+    assert "style=" not in answer.text
+    targets = [str(link["href"]) for link in found.all("a") if "href" in link]
+    for target in [*targets, *(str(image["src"]) for image in found.all("img") if "src" in image)]:
+        url, _, anchor = urljoin(f"/manual/{name}", target).partition("#")
+        if url.startswith("/manual/") and target != "#main":
+            file = manual.files()[url.removeprefix("/manual/") or manual.INDEX]
+            assert not anchor or f' id="{anchor}"' in manual.html_of(file.name, file.read_text())
+
+
+def test_the_manual_has_no_other_files(client: TestClient) -> None:
+    for name in ("..%2fapp.py", "%2e%2e/server", "nothing.md"):
+        assert page(client, f"/manual/{name}", 404).text.startswith("There is no such thing")
+    assert "&lt;script&gt;" in manual.html_of(manual.INDEX, "# <script>\n")
+    assert "href" not in manual.html_of(manual.INDEX, "[a](../pyproject.toml) [b](javascript:alert(1))\n")
 
 
 def test_pages_are_no_part_of_the_openapi(view: FakeView) -> None:

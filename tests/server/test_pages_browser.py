@@ -48,6 +48,9 @@ PAGES = {
     "kernel": f"/kernels/{KERNEL}",
     "two": f"/kernels/{KERNEL}/beside?other={RUNNING}",
     "nothing": "/nothing",
+    "manual": "/manual/",
+    "reference": "/manual/manifest.md",
+    "figures": "/manual/decisions/0008-code-is-the-traffic.md",
 }
 
 WINDOWS = {"wide": {"width": 1280, "height": 900}, "narrow": {"width": 360, "height": 740}}

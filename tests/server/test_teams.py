@@ -26,7 +26,7 @@ from tests.server.served import served
 A, B = (Caller(name, terms=Terms(team=name)) for name in ("a", "b"))
 
 #: Routes that have a parameter and tell nothing of jobs.
-OF_NOBODY = ("/static/{name}",)
+OF_NOBODY = ("/static/{name}", "/manual/{name:path}")
 
 Headers = Mapping[str, str]
 
