@@ -327,6 +327,16 @@ def test_a_large_body_is_refused_unread_where_no_job_is_taken(
     assert again.status_code == 202  # it joins its job
 
 
+def test_a_request_that_there_is_no_memory_for(shared: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> Request:
+        raise MemoryError
+
+    monkeypatch.setattr(api, "read_request", refuse)
+    answer = shared.post(POST, content=npy_file())
+    assert (answer.status_code, answer.json()["type"]) == (503, "/problems/unavailable")
+    assert answer.headers["retry-after"] == "2"
+
+
 def test_small_uploads_pass_large_ones(
     client: TestClient, monkeypatch: pytest.MonkeyPatch, set_environment: Callable[[str, object], None]
 ) -> None:
