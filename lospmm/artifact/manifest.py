@@ -176,6 +176,7 @@ class Measured:
     cusparselt_weights: str | None = None  # whether A is 2:4, or was pruned to it: then it is another product
     advice: Literal["sparse", "dense"]
     gpu: str  # the driver's name of it
+    driver: str | None = None  # its version, as in "580.159.04"; null in manifests of older versions
     clocks: ClocksAtEnd | None
 
 
@@ -279,7 +280,7 @@ def parse(content: bytes, where: str) -> dict[str, Any]:
     manifest.setdefault("weights", "dtype")
     if manifest.setdefault("measured", None) is not None:
         libraries = ("cublas_fp16", "cublas_bf16", "cusparselt_fp16", "cusparselt_bf16")
-        for name in (*(f"{library}_micros" for library in libraries), "cusparselt_weights"):
+        for name in (*(f"{library}_micros" for library in libraries), "cusparselt_weights", "driver"):
             manifest["measured"].setdefault(name, None)
         manifest["measured"].setdefault("cache", "cold" if manifest["measured"]["cold"] else "warm")
     return manifest

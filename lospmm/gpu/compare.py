@@ -69,6 +69,7 @@ class Comparison:
     bound: Roofline
     baselines: Mapping[str, BaselineTime]
     clocks: Clocks | None
+    driver: str = ""  # its version, where it is known
 
     @property
     def micros(self) -> float:
@@ -110,6 +111,7 @@ class Comparison:
             sputnik_micros=self._micros("sputnik"),
             advice=self.advice,
             gpu=self.gpu,
+            driver=self.driver or None,
             clocks=None if self.clocks is None else MeasuredClocks(**asdict(self.clocks)),
         )
 
@@ -168,6 +170,7 @@ def compare(
     ready = bench.start()
     return Comparison(
         gpu=ready.device,
+        driver=ready.release,
         cache=bench.cache,
         copies=copies_in_turn(bench.cache, ready.copies),
         timing=timings[len(timings) // 2],

@@ -85,6 +85,7 @@ class Ready:
     driver_version: tuple[int, int]
     l2_bytes: int
     copies: int  # of B and C
+    release: str = ""  # the driver's own version
 
 
 @dataclass(frozen=True, slots=True)

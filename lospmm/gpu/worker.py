@@ -21,6 +21,7 @@ import numpy as np
 
 from lospmm.errors import GpuFault
 from lospmm.gpu.clocks import read_clocks
+from lospmm.gpu.detect import driver_version
 from lospmm.gpu.driver import open_driver
 from lospmm.gpu.gate import Gate, GateVerdict, count_different, load_gate, run_and_check
 from lospmm.gpu.messages import Answer, Measure, Measurement, Prepare, Ready, packed, receive
@@ -43,7 +44,8 @@ def prepare(problem: Prepare, driver: Driver) -> tuple[Workbench, Ready]:
     """Put the problem on the GPU. Raises GpuFault."""
     operands = allocate(driver, problem)
     fill(driver, operands, problem)
-    ready = Ready(driver.name, driver.device_name(), driver.driver_version(), driver.l2_bytes(), operands.copies)
+    device, cuda, l2_bytes = driver.device_name(), driver.driver_version(), driver.l2_bytes()
+    ready = Ready(driver.name, device, cuda, l2_bytes, operands.copies, driver_version())
     return Workbench(driver, problem, operands, load_gate(driver, problem.gate)), ready
 
 

@@ -123,7 +123,7 @@ class FakeBench:
         return answer
 
     def start(self) -> Ready:
-        return Ready("fake", "NVIDIA H200", (13, 0), 60 << 20, 7)
+        return Ready("fake", "NVIDIA H200", (13, 0), 60 << 20, 7, "580.159.04")
 
 
 def measured(micros: float) -> Measurement:
@@ -238,6 +238,7 @@ def test_what_the_manifest_keeps() -> None:
         **dict.fromkeys(("cusparselt_fp16_micros", "cusparselt_bf16_micros", "cusparselt_weights")),
         "advice": "sparse",
         "gpu": "NVIDIA H200",
+        "driver": "580.159.04",
         "clocks": asdict(CLOCKS),
     }
     kept = replace(MANIFEST, measured=found.measured())
