@@ -219,11 +219,11 @@ def test_fields_of_what_commands_print(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_settings_and_their_defaults() -> None:
-    described = {names(cells[0])[0]: cells[1] for cells in list(rows(text_of("docs/settings.md")))[1:]}
+    described = {name: default for name, default, _ in entries(text_of("docs/settings.md"))}
     for name, field in Settings.model_fields.items():
-        cell = described.pop(f"LOSPMM_{name.upper()}")
+        default = described.pop(f"LOSPMM_{name.upper()}")
         if field.default_factory is None:
-            assert cell == ("-" if field.default is None else f"`{field.default}`"), name
+            assert default == ("-" if field.default is None else f"`{field.default}`"), name
     assert not described
 
 
