@@ -21,7 +21,7 @@ from lospmm.tuning.dense import DenseChoice, dense_choice
 from lospmm.tuning.known import Choice, Known
 from lospmm.tuning.options import FAMILY_NAMES, Options
 from lospmm.tuning.refusal import unrolled_refusal
-from lospmm.tuning.trial import settled, settled_micros
+from lospmm.tuning.trial import settled
 from lospmm_rank.predict.corrections import (
     FASTEST,
     UNTIMED,
@@ -107,22 +107,6 @@ def forecast_micros(problem: Problem, candidate: Candidate, choice: Choice | Non
     if forecast is None:
         name, forecast = UNROLLED, float(estimate_micros(in_lanes(problem), [candidate.plan])[0])
     return forecast * factor(name, forecast, traits=traits_of(problem), device=card_of(problem.device))
-
-
-def expected_gain(known: Known) -> float | None:
-    """Return the share of the fastest kernel's time that a longer search is expected to save; None if unknown.
-
-    That is by one more unrolled kernel (``Surrogate.expected_gain``), or by a family that was not timed, as forecast.
-    """
-    own, gain = settled_micros(known.unrolled_trials), known.unrolled_gain
-    fastest = min(own, settled_micros(known.other_trials))
-    timed = {trial.candidate.family for trial in known.trials}
-    left = [one.score for one in known.plans if one.family not in timed]
-    if gain is not None:
-        left.append(own * (1 - gain))
-    elif not known.unrolled_trials and known.unrolled_micros is not None:
-        left.append(known.unrolled_micros)
-    return max(0.0, 1 - min(left) / fastest) if left and fastest < math.inf else None
 
 
 def winner_of(problem: Problem, known: Known, emitter: str) -> Candidate:

@@ -25,7 +25,6 @@ from lospmm.space.candidates import UnrolledPlan
 from lospmm.space.estimate import estimate_micros
 from lospmm.tuning.build import Build
 from lospmm.tuning.dense import DenseChoice, accuracy_of_dense
-from lospmm.tuning.forecast import expected_gain
 from lospmm.tuning.known import Known
 from lospmm.tuning.options import DENSE, Options
 from lospmm.tuning.outcome import Outcome
@@ -181,7 +180,7 @@ def search_summary(
         families=(*_of_unrolled(known), *_families(known, options), *_of_dense(dense)),
         dense_forecast_micros=known.dense_micros,
         memory=options.memory,
-        expected_gain=expected_gain(known),
+        expected_gain=known.expected_gain,
     )
 
 

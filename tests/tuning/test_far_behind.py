@@ -28,7 +28,7 @@ from lospmm.store import Store
 from lospmm.toolchain.compile import Compiled
 from lospmm.tuning import forecast, jobs, prepare, race, request, runner, session
 from lospmm.tuning.build import build
-from lospmm.tuning.forecast import LEAST_NONZEROS, expected_gain, others_first
+from lospmm.tuning.forecast import LEAST_NONZEROS, others_first
 from lospmm.tuning.known import Known
 from lospmm.tuning.options import Options
 from lospmm.tuning.plans import plans_for
@@ -269,13 +269,13 @@ def test_with_a_budget_the_better_forecast_comes_first() -> None:
 def test_a_longer_search_gains_by_what_is_forecast_to_be_faster_and_was_not_timed() -> None:
     timed = timed_in(10.0)
     assert timed.choice is None
-    assert expected_gain(timed) == 0.0  # the unrolled kernel is forecast to take 100 us
-    assert expected_gain(replace(timed, unrolled_micros=8.0)) == pytest.approx(0.2)
-    assert expected_gain(replace(timed, unrolled_micros=None)) is None  # all was timed
+    assert timed.expected_gain == 0.0  # the unrolled kernel is forecast to take 100 us
+    assert replace(timed, unrolled_micros=8.0).expected_gain == pytest.approx(0.2)
+    assert replace(timed, unrolled_micros=None).expected_gain is None  # all was timed
     other = Candidate("hyb", None, 5.0)
-    assert expected_gain(replace(timed, plans=(*timed.plans, other))) == pytest.approx(0.5)
+    assert replace(timed, plans=(*timed.plans, other)).expected_gain == pytest.approx(0.5)
     for nothing in (timed_in(None), known_with(5.0)):
-        assert expected_gain(nothing) is None
+        assert nothing.expected_gain is None
 
 
 def timed_in(micros: float | None) -> Known:

@@ -22,7 +22,7 @@ from lospmm.space.constraints import CONSTRAINTS, HARDWARE, Subject, block_count
 from lospmm.space.estimate import estimate_micros
 from lospmm.space.pool import pool_of_space
 from lospmm.stages import Stages
-from lospmm.tuning.forecast import expected_gain, winner_of
+from lospmm.tuning.forecast import winner_of
 from lospmm.tuning.known import Choice, Known
 from lospmm.tuning.options import Options
 from lospmm.tuning.race import POLICIES, race_unrolled
@@ -122,8 +122,8 @@ def test_after_a_whole_search_less_is_expected_of_a_longer_one_than_after_a_shor
     assert 0.01 > whole >= 0 and whole < min(short, longer) and max(short, longer) < 0.2
     assert raced(LookupRunner(lambda _: None)).unrolled_gain is None
     known = after(30)
-    assert expected_gain(known) == pytest.approx(longer)  # nothing else is left
-    assert expected_gain(replace(known, unrolled_gain=None)) is None
+    assert known.expected_gain == pytest.approx(longer)  # nothing else is left
+    assert replace(known, unrolled_gain=None).expected_gain is None
 
 
 def test_it_finds_a_valley_that_the_estimate_does_not_lead_to() -> None:
