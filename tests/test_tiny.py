@@ -57,6 +57,7 @@ FIELDS = {
     "code_bytes": None,
     "cubin_sha256": None,
     "source_sha256": None,
+    "version": None,
     "bias_sha256": None,
     "search": {
         "space",
