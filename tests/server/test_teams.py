@@ -1,6 +1,8 @@
 """Teams: what one has posted, nothing tells another of."""
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from unittest.mock import Mock
 
 import httpx2
@@ -59,8 +61,21 @@ class Posted:
 
 @pytest.fixture(scope="module")
 def posted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Posted]:
+    """For tests that change nothing of the kernel, the model, or what team b has of them."""
+    with _posted(tmp_path_factory.mktemp("teams")) as found:
+        yield found
+
+
+@pytest.fixture
+def fresh(tmp_path: Path) -> Iterator[Posted]:
+    with _posted(tmp_path) as found:
+        yield found
+
+
+@contextmanager
+def _posted(folder: Path) -> Iterator[Posted]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("LOSPMM_CACHE_DIR", str(tmp_path_factory.mktemp("teams")))
+        patch.setenv("LOSPMM_CACHE_DIR", str(folder))
         patch.setattr(keys, "REFRESH_SECONDS", -1.0)
         settings.cache_clear()
         service = new_service(asks_for_keys=True)
@@ -114,23 +129,21 @@ def test_lists_are_of_the_own_team(posted: Posted, path: str) -> None:
         assert [one in text for one in (posted.kernel, posted.model, "secret-net")] == [sees] * 3, who
 
 
-def test_who_posts_the_matrix_finds_its_kernel(posted: Posted) -> None:
+def test_who_posts_the_matrix_finds_its_kernel(fresh: Posted) -> None:
     """At once, and hears nothing of the other's model; its own model is another job."""
-    first = posted.post("a", 4).json()["digest"]
-    assert posted.get("b", f"/v1/kernels/{first}").status_code == 404
-    again = posted.post("b", 4)
+    first = fresh.post("a", 4).json()["digest"]
+    assert fresh.get("b", f"/v1/kernels/{first}").status_code == 404
+    again = fresh.post("b", 4)
     assert (again.status_code, again.json()["digest"]) == (201, first)
-    assert (
-        posted.get("b", f"/v1/kernels/{first}/cubin").content == posted.get("a", f"/v1/kernels/{first}/cubin").content
-    )
-    assert first in posted.get("b", "/v1/jobs").text
-    layer = posted.post("b", 2).json()["digest"]
-    told = [posted.get(who, f"/v1/jobs/{layer}/events").text for who in ("a", "b", "auditor")]
+    assert fresh.get("b", f"/v1/kernels/{first}/cubin").content == fresh.get("a", f"/v1/kernels/{first}/cubin").content
+    assert first in fresh.get("b", "/v1/jobs").text
+    layer = fresh.post("b", 2).json()["digest"]
+    told = [fresh.get(who, f"/v1/jobs/{layer}/events").text for who in ("a", "b", "auditor")]
     assert ["event: succeeded" in text for text in told] == [True] * 3
     assert ["secret-net" in text for text in told] == [False, False, True]  # to team a, of the kernel alone
-    own = posted.post_model("b").json()
-    assert (own["id"] != posted.model, own["state"]) == (True, "succeeded")
-    assert posted.get("a", f"/v1/jobs/{own['id']}").status_code == 404
+    own = fresh.post_model("b").json()
+    assert (own["id"] != fresh.model, own["state"]) == (True, "succeeded")
+    assert fresh.get("a", f"/v1/jobs/{own['id']}").status_code == 404
 
 
 def test_a_shared_key_sees_everything_and_posts_for_its_team(posted: Posted) -> None:
@@ -139,12 +152,12 @@ def test_a_shared_key_sees_everything_and_posts_for_its_team(posted: Posted) -> 
     assert posted.get("auditor", f"/v1/jobs/{posted.model}").status_code == 200
 
 
-def test_a_found_kernel_outlasts_its_job(posted: Posted) -> None:
-    service = posted.client.app.state.service
+def test_a_found_kernel_outlasts_its_job(fresh: Posted) -> None:
+    service = fresh.client.app.state.service
     with service.database.write() as connection:
-        connection.execute(queries.kernels.delete().where(queries.kernels.c.digest == posted.kernel))
-    for path in (f"/v1/kernels/{posted.kernel}", f"/v1/jobs/{posted.kernel}"):
-        assert [posted.get(who, path).status_code for who in ("a", "b")] == [200, 404]
+        connection.execute(queries.kernels.delete().where(queries.kernels.c.digest == fresh.kernel))
+    for path in (f"/v1/kernels/{fresh.kernel}", f"/v1/jobs/{fresh.kernel}"):
+        assert [fresh.get(who, path).status_code for who in ("a", "b")] == [200, 404]
 
 
 def test_what_a_team_has_found_it_finds_without_the_database(posted: Posted, monkeypatch: pytest.MonkeyPatch) -> None:
