@@ -60,7 +60,9 @@ def test_npy_of_every_version_and_type(version, kind):
 
 @given(WEIGHTS)
 def test_mtx_coordinate_round_trip(weights):
-    content = saved(scipy.io.mmwrite, scipy.sparse.coo_array(weights), comment="two\nlines", precision=9)
+    content = saved(
+        scipy.io.mmwrite, scipy.sparse.coo_array(weights), comment="two\nlines", precision=9, symmetry="general"
+    )
     file = read_bytes(content, "layer.mtx")
     assert (file.matrix, file.values) == (from_dense(weights), "stored")
 
