@@ -2,10 +2,9 @@
 
 import asyncio
 import re
-import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +18,7 @@ from hypothesis import strategies as st
 from benchmarks.serving import large as large_files
 from benchmarks.serving import wire
 from benchmarks.serving.files import FAMILIES, SOUND
+from benchmarks.serving.site import sampling
 from benchmarks.serving.wire import Answer
 from lospmm_server.unread import READ_BYTES
 
@@ -188,20 +188,10 @@ class Memory:
 
 
 @contextmanager
-def sampled(process: int) -> Any:
-    memory, stop = Memory(process), threading.Event()
-
-    def run() -> None:
-        while not stop.wait(SAMPLE_SECONDS):
-            memory.sample()
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
+def sampled(process: int) -> Iterator[Memory]:
+    memory = Memory(process)
+    with sampling(memory.sample, SAMPLE_SECONDS):
         yield memory
-    finally:
-        stop.set()
-        thread.join()
 
 
 def siege(port: int, process: int, *, uploads: int) -> list[Record]:

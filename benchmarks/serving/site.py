@@ -5,9 +5,10 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
-from collections.abc import Awaitable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,6 +51,24 @@ class Site:
         """Bytes of the log, but for the lines of requests and the jobs of workers."""
         lines = self.log.read_bytes().splitlines()
         return sum(len(line) for line in lines if b'"event": "request"' not in line and b"job_id" not in line)
+
+
+@contextmanager
+def sampling(sample: Callable[[], object], seconds: float) -> Iterator[None]:
+    """Call ``sample`` every so many seconds meanwhile, in a thread."""
+    stop = threading.Event()
+
+    def run() -> None:
+        while not stop.wait(seconds):
+            sample()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
 
 
 @contextmanager

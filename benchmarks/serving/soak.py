@@ -9,7 +9,6 @@ import json
 import statistics
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -23,7 +22,7 @@ from scipy.stats import theilslopes
 from benchmarks.serving import attacks, wire
 from benchmarks.serving.attacks import KERNELS, MALFORMED, matrix
 from benchmarks.serving.chaos import ENDLESS_ATTEMPTS
-from benchmarks.serving.site import PAUSE_SECONDS, Record, Site, figures, site, timed
+from benchmarks.serving.site import PAUSE_SECONDS, Record, Site, figures, sampling, site, timed
 from tests.fixtures.waiting import wait_until
 from tests.server.disks import filled, mounted
 from tests.server.processes import client_at, workers_of
@@ -130,22 +129,16 @@ class Siege:
 @contextmanager
 def _sampled(process: int) -> Iterator[list[Record]]:
     found: list[Record] = []
-    stop, watched = threading.Event(), psutil.Process(process)
+    watched = psutil.Process(process)
 
-    def run() -> None:
-        while not stop.wait(SAMPLE_SECONDS):
-            with watched.oneshot():
-                megabytes, threads = watched.memory_info().rss / 1e6, watched.num_threads()
-            sample = {"megabytes": megabytes, "descriptors": watched.num_fds(), "threads": threads}
-            found.append({"at": time.monotonic(), **sample})
+    def sample() -> None:
+        with watched.oneshot():
+            megabytes, threads = watched.memory_info().rss / 1e6, watched.num_threads()
+        figures = {"megabytes": megabytes, "descriptors": watched.num_fds(), "threads": threads}
+        found.append({"at": time.monotonic(), **figures})
 
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
+    with sampling(sample, SAMPLE_SECONDS):
         yield found
-    finally:
-        stop.set()
-        thread.join()
 
 
 def soak(seconds: float) -> Record:
