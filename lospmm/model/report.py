@@ -85,9 +85,9 @@ class LayerReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Total:
-    """Microseconds of all ``layers`` with kernels for ``n`` columns: by cuBLAS, and each as it was chosen.
+    """Sums over the layers that have kernels for ``n`` columns: microseconds by cuBLAS, and as chosen.
 
-    Those of ``timed`` layers were measured, the others are forecasts.
+    ``timed`` of the ``layers`` were measured, the others are forecasts.
     """
 
     n: int

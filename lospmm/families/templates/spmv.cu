@@ -121,29 +121,30 @@ LOSPMM_KERNEL(ENTRY) {
   int next_length = __ldg(lengths + min(turn + 1, last));
   unsigned next_row = __ldg(rows_of_turns + min(turn + 1, last) * 32ll);
 
-  for (int at = threadIdx.x; at < 32 * COLS; at += THREADS) shared_float(at * 4) = 0;
+  for (int one = threadIdx.x; one < 32 * COLS; one += THREADS) shared_float(one * 4) = 0;
   if constexpr (K * N % 8 == 0) {
 #pragma unroll 2
-    for (int at = threadIdx.x; at < K * N / 8; at += THREADS) {
-      const uint4 eight = __ldg(reinterpret_cast<const uint4 *>(b) + at);
+    for (int one = threadIdx.x; one < K * N / 8; one += THREADS) {
+      const uint4 eight = __ldg(reinterpret_cast<const uint4 *>(b) + one);
       if constexpr (COLS == N) {
-        float4 *to = reinterpret_cast<float4 *>(lospmm_shared + ROW_BYTES) + at * 2;
+        float4 *to = reinterpret_cast<float4 *>(lospmm_shared + ROW_BYTES) + one * 2;
         to[0] = make_float4(lospmm_first(eight.x), lospmm_second(eight.x), lospmm_first(eight.y), lospmm_second(eight.y));
         to[1] = make_float4(lospmm_first(eight.z), lospmm_second(eight.z), lospmm_first(eight.w), lospmm_second(eight.w));
       } else {
 #pragma unroll
         for (int two = 0; two < 4; ++two) {
-          put(at * 8 + two * 2, lospmm_first(word(eight, two)));
-          put(at * 8 + two * 2 + 1, lospmm_second(word(eight, two)));
+          put(one * 8 + two * 2, lospmm_first(word(eight, two)));
+          put(one * 8 + two * 2 + 1, lospmm_second(word(eight, two)));
         }
       }
     }
   } else {
 #pragma unroll 1
-    for (int at = threadIdx.x; at < K * N; at += THREADS) put(at, lospmm_float(__ldg(b + at)));
+    for (int one = threadIdx.x; one < K * N; one += THREADS) put(one, lospmm_float(__ldg(b + one)));
   }
   if constexpr (COLS != N)  // what no column of C uses is not read as a number either
-    for (int at = threadIdx.x; at < K; at += THREADS) shared_float(ROW_BYTES + (at * COLS + N) * 4) = 0;
+    for (int row_of_b = threadIdx.x; row_of_b < K; row_of_b += THREADS)
+      shared_float(ROW_BYTES + (row_of_b * COLS + N) * 4) = 0;
   int *turns = reinterpret_cast<int *>(lospmm_shared + TURNS_AT);
   if (lane == 0) turns[warp] = is_shared ? turn : -1;
   __syncthreads();
