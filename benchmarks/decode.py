@@ -17,6 +17,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,12 @@ def least_micros(record: Record) -> float:
     return float((2 * nnz + m * k / 8 + 2 * n * (k + m)) / device.memory_bandwidth * 1e6)
 
 
+def by_gpu(records: Sequence[Record]) -> dict[str, list[Record]]:
+    """The lines of each GPU, by its title."""
+    titles = sorted({record["machine"]["title"] for record in records})
+    return {title: [record for record in records if record["machine"]["title"] == title] for title in titles}
+
+
 def groups(records: Sequence[Record], n: int) -> dict[float, list[Record]]:
     """The lines of an N by sparsity."""
     found: dict[float, list[Record]] = {}
@@ -94,36 +101,36 @@ def gains(records: Sequence[Record], of: Callable[[Record], float | None] = dens
 
 
 def summary(records: Sequence[Record]) -> str:
-    """Geometric means over the shapes, by type, N and sparsity, and the families that were the fastest."""
+    """Geometric means over the shapes, by GPU, type, N and sparsity, and the families that were the fastest."""
     lines = []
-    for dtype in dict.fromkeys(record["dtype"] for record in records):
-        for n in sorted(COLUMNS):
-            for zeros, own in groups([one for one in records if one["dtype"] == dtype], n).items():
-                families = ", ".join(sorted({record["family"] for record in own}))
-                share, gain = mean([record["of_roof"] for record in own]), mean(gains(own))
-                beside = f", {mean(pruned):.2f}x cuSPARSELt" if (pruned := gains(own, pruned_micros)) else ""
-                lines.append(
-                    f"{dtype}, N {n:>4}, {zeros:.0%} zeros: {share:.2f} of the roof, {gain:.2f}x cuBLAS{beside}"
-                    f" ({len(own)} shapes: {families})"
-                )
+    for title, of_gpu in by_gpu(records).items():
+        for dtype, n in product(dict.fromkeys(record["dtype"] for record in of_gpu), sorted(COLUMNS)):
+            for zeros, own in groups([one for one in of_gpu if one["dtype"] == dtype], n).items():
+                share = mean([record["of_roof"] for record in own])
+                means = [f"{share:.2f} of the roof", f"{mean(gains(own)):.2f}x cuBLAS"]
+                means += [f"{mean(pruned):.2f}x cuSPARSELt"] if (pruned := gains(own, pruned_micros)) else []
+                shapes = f"({len(own)} shapes: {', '.join(sorted({record['family'] for record in own}))})"
+                lines.append(f"{title}, {dtype}, N {n:>4}, {zeros:.0%} zeros: {', '.join(means)} {shapes}")
     return "\n".join(lines)
 
 
 def plot(records: Sequence[Record], path: Path) -> None:
-    """Speed-up over cuBLAS by N, a line for each sparsity."""
-    figure, panel = plt.subplots(figsize=(7, 4), layout="constrained")
-    columns = sorted({record["n"] for record in records})
-    for zeros in sorted({round(record["sparsity"], 2) for record in records}):
-        found = [(n, mean(gains(own))) for n in columns if (own := groups(records, n).get(zeros))]
-        panel.plot(*zip(*found, strict=True), marker="o", label=f"{zeros:.0%} zeros")
-    panel.axhline(1.0, color="0.6", linewidth=1)
-    panel.set_xscale("log", base=2)
-    panel.set_xticks(columns, [str(n) for n in columns])
-    panel.set(xlabel="columns of B", ylabel="times as fast as cuBLAS")
-    panel.legend()
-    devices = " and ".join(sorted({record["machine"]["title"] for record in records}))
-    figure.suptitle(f"Layers of language models, float16, {devices}")
-    figure.savefig(path, dpi=110)
+    """Speed-up over cuBLAS by N, a line for each sparsity, a panel for each GPU."""
+    gpus = by_gpu(records)
+    figure, panels = plt.subplots(1, len(gpus), figsize=(5 * len(gpus), 4), sharey=True, squeeze=False)
+    for panel, (title, own) in zip(panels[0], gpus.items(), strict=True):
+        columns = sorted({record["n"] for record in own})
+        for zeros in sorted({round(record["sparsity"], 2) for record in own}):
+            found = [(n, mean(gains(some))) for n in columns if (some := groups(own, n).get(zeros))]
+            panel.plot(*zip(*found, strict=True), marker="o", label=f"{zeros:.0%} zeros")
+        panel.axhline(1.0, color="0.6", linewidth=1)
+        panel.set_xscale("log", base=2)
+        panel.set_xticks(columns, [str(n) for n in columns])
+        panel.set(title=title, xlabel="columns of B")
+    panels[0, 0].set_ylabel("times as fast as cuBLAS")
+    panels[0, 0].legend()
+    figure.suptitle("Layers of language models, float16")
+    figure.savefig(path, dpi=110, bbox_inches="tight")
     plt.close(figure)
 
 

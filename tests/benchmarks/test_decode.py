@@ -40,7 +40,7 @@ def test_the_summary_has_geometric_means(tmp_path: Path, monkeypatch: pytest.Mon
     own = {"set": "decode", "n": 8, "sparsity": 0.7, "family": "csr", "of_roof": 0.5}
     lines = [record(**own, name=name, micros=micros) for name, micros in (("a", 15.0), ("b", 3.75))]
     assert decode.summary([*lines, record(set="decode", n=8, families={})]) == (
-        "float16, N    8, 70% zeros: 0.50 of the roof, 2.00x cuBLAS (2 shapes: csr)"
+        "H200, float16, N    8, 70% zeros: 0.50 of the roof, 2.00x cuBLAS (2 shapes: csr)"
     )
     lines[0]["baselines"] |= {"cusparselt_fp16": {"micros": 12.0}}
     lines[1]["baselines"] |= {"cusparselt_fp16": {"failure": "takes n in multiples of 8"}}

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 
-from benchmarks.decode import SHAPES, gains, groups
+from benchmarks.decode import SHAPES, by_gpu, gains, groups
 from benchmarks.families_table import best_sparse, dense_micros, mean, pruned_micros
 from benchmarks.kernels_table import mean_ratio, measured_of, timed
 from benchmarks.networks_report import speedup
@@ -71,29 +71,24 @@ def by_type() -> str:
 
 
 def decode() -> str:
-    """Layers of language models by N and sparsity: speedup over cuBLAS, the share of the roof, cuSPARSELt if timed."""
+    """Layers of language models by N, GPU and sparsity: speedup over cuBLAS, share of the roof, and over cuSPARSELt."""
     found = records("decode")
     lines = []
     for n in sorted({one["n"] for one in found}):
-        own = groups(found, n)
-        cells = (
-            f"{times(gains(some))}, {mean([one['of_roof'] for one in some]):.2f}"
-            + (f", {times(pruned)}" if (pruned := gains(some, pruned_micros)) else "")
-            + ("*" if len(some) < len(SHAPES) else "")
-            if (some := own.get(zeros))
-            else "-"
-            for zeros in sparsities(found)
-        )
-        names = dict.fromkeys(one["family"] for some in own.values() for one in some)
-        lines.append((f"{n:,}", *cells, ", ".join(f"`{name}`" for name in names), _gpu(next(iter(own.values())))))
+        for title, of_gpu in by_gpu([one for one in found if one["n"] == n]).items():
+            own = groups(of_gpu, n)
+            cells = (
+                f"{times(gains(some))}, {mean([one['of_roof'] for one in some]):.2f}"
+                + (f", {times(pruned)}" if (pruned := gains(some, pruned_micros)) else "")
+                + ("*" if len(some) < len(SHAPES) else "")
+                if (some := own.get(zeros))
+                else "-"
+                for zeros in sparsities(found)
+            )
+            names = dict.fromkeys(one["family"] for some in own.values() for one in some)
+            lines.append((f"{n:,}", *cells, ", ".join(f"`{name}`" for name in names), title.partition(" ")[0]))
     heads = ("N", *(f"{zeros:.0%} zeros" for zeros in sparsities(found)), "fastest families", "GPU")
     return table(heads, lines)
-
-
-def _gpu(found: Sequence[Record]) -> str:
-    """The GPU of lines that are all of one."""
-    (device,) = {one["machine"]["device"].upper() for one in found}
-    return device
 
 
 def one_copy() -> str:
@@ -219,9 +214,10 @@ def _language_models() -> list[Line]:
     lines = []
     for what, found, columns in (("decode", records("decode"), DECODE), ("prefill", families("llm"), (PREFILL,))):
         for n in columns:
-            own = groups(found, n)
+            gpu, of_gpu = next(iter(by_gpu([one for one in found if one["n"] == n]).items()))
+            own = groups(of_gpu, n)
             figures = _several(times([gain(one) for one in own[zeros]]) for zeros in SPARSITIES)
-            title = f"LLM {what}, float16, N={n:,}" + (", H100" if _gpu(own[SPARSITIES[0]]) == "H100" else "")
+            title = f"LLM {what}, float16, N={n:,}" + (", H100" if gpu.startswith("H100") else "")
             lines.append((title, "cuBLAS", _several(f"{zeros:.0%}" for zeros in SPARSITIES), figures))
     return lines
 
