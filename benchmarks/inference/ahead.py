@@ -24,6 +24,7 @@ from lospmm.kernel import Kernel
 from lospmm.nn.calling import Called
 from lospmm.nn.report import Report
 from lospmm.nn.site import find_sites, learn_shapes
+from lospmm.nn.sources import options_for
 from lospmm.nn.sparsify import sparsify_
 from lospmm.nn.tuning import Tuner
 from lospmm.problem.device import DeviceSpec
@@ -57,34 +58,29 @@ def gpu_alone() -> Callable[[], AbstractContextManager[None]]:
     return partial(exclusive, settings().cache_dir, gpu=own_gpu_id())
 
 
-def sparsify(model: nn.Module, example: Any, called: Called, *, way: Way) -> Report:
-    """In place. On a CPU every layer has kernels: there is no time to choose by."""
+def sparsify(model: nn.Module, example: Any, called: Called, *, way: Way, **asked: Any) -> Report:
+    """In place, with what else is ``asked`` of it. On a CPU every layer has kernels: there is no time to choose by."""
     device, options = way.device, way.options
-    given = {name: getattr(options, name) for name in ("measure", "verify", "budget_seconds")}
+    given = {name: getattr(options, name) for name in ("measure", "verify", "budget_seconds")} | asked
     if way.alone is None:
         return sparsify_(model, example, device=device.name, choice="sparse", **given)
     if options.measure != "none":  # each tuning has the GPU for itself
         return sparsify_(model, example, device=device.name, called=called, **given)
-    print("tuned ahead:", tune_ahead(model, example, device, options), flush=True)
+    print(tune_ahead(model, example, device, options), flush=True)
     with way.alone():
         return sparsify_(model, example, device=device.name, called=called, **given)
 
 
-def tune_ahead(model: nn.Module, example: Any, device: DeviceSpec, options: Options) -> dict[str, float]:
-    """Seconds in all, and how many problems were tuned now and failed; ``sparsify_`` then says why."""
+def tune_ahead(model: nn.Module, example: Any, device: DeviceSpec, options: Options) -> str:
+    """Return the seconds, and how many problems were tuned now and failed; ``sparsify_`` then says why."""
     started, failed, store = time.monotonic(), 0, kept.open_store()
-    asked = [Request(problem, options) for problem in problems(model, example, device)]
+    asked = [Request(problem, options_for(problem, options)) for problem in problems(model, example, device)]
     missing = [request for request in asked if kept.find(request.digest, store) is None]
     workers = max(1, min(len(missing), len(os.sched_getaffinity(0))))
     if missing:
         with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:  # a fork would share the context
             failed = sum(not future.result() for future in as_completed(pool.submit(_tune, one) for one in missing))
-    return {
-        "seconds": round(time.monotonic() - started, 1),
-        "tuned": len(missing),
-        "failed": failed,
-        "workers": workers,
-    }
+    return f"{len(missing)} tuned ahead, {failed} failed, {workers} workers: {time.monotonic() - started:.1f} s"
 
 
 def problems(model: nn.Module, example: Any, device: DeviceSpec) -> Iterator[Problem]:

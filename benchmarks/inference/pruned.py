@@ -31,7 +31,10 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A network at a sparsity. ``toy`` is the same in small, for tests; ``origin`` says where the patterns are from."""
+    """A network at a sparsity. ``toy`` is the same in small, for tests; ``origin`` says where the patterns are from.
+
+    One that takes ``tokens`` at a time has the kernels of all these numbers at once.
+    """
 
     network: str
     sparsity: float
@@ -39,6 +42,7 @@ class Case:
     toy: Setup
     patterns: Callable[[nn.Module, float, Sequence[RealPattern]], dict[str, Pattern]]
     origin: str
+    tokens: tuple[int, ...] = ()
 
     @property
     def name(self) -> str:
@@ -47,11 +51,16 @@ class Case:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pruned:
-    """A model for inference, an input, and the pattern of each pruned layer by its name."""
+    """A model for inference, inputs by their images, sentences or tokens, and the patterns of pruned layers by name."""
 
     model: nn.Module
-    example: Tensor
+    examples: Mapping[int, Tensor]
     patterns: Mapping[str, Pattern]
+
+    @property
+    def example(self) -> Tensor:
+        """The first input."""
+        return next(iter(self.examples.values()))
 
     @property
     def sparsity(self) -> float:
@@ -60,15 +69,18 @@ class Pruned:
         return 1 - sum(int(mask.sum()) for mask in masks) / sum(mask.size for mask in masks)
 
 
-def build(setup: Setup, case: Case, batch: int, found: Sequence[RealPattern] = ()) -> Pruned:
-    """The same weights, patterns and input every time, on the CPU."""
+def build(
+    setup: Setup, case: Case, batch: int, found: Sequence[RealPattern] = (), dtype: torch.dtype = torch.float32
+) -> Pruned:
+    """The same weights, patterns and inputs every time, on the CPU."""
     torch.manual_seed(SEED)
     model = setup.model().eval()
-    example = setup.example(batch)
+    examples = {count: setup.example(count) for count in case.tokens or (batch,)}
     patterns = case.patterns(model, case.sparsity, found)
     for name, pattern in patterns.items():
         prune(model.get_submodule(name), pattern)
-    return Pruned(model, example, MappingProxyType(patterns))
+    given = {count: one.to(dtype) if one.is_floating_point() else one for count, one in examples.items()}
+    return Pruned(model.to(dtype), given, MappingProxyType(patterns))
 
 
 @torch.no_grad()
@@ -110,8 +122,12 @@ def real_or_drawn(model: nn.Module, sparsity: float, found: Sequence[RealPattern
 
 
 def pointwise(model: nn.Module, sparsity: float, _found: Sequence[RealPattern]) -> dict[str, Pattern]:
-    """MobileNetV2: the 1x1 convolutions, most of its work. The depthwise ones and the first stay dense."""
-    layers = [(name, layer) for name, layer in convolutions(model) if layer.kernel_size == (1, 1)]
+    """A decoder's linear layers; of MobileNetV2 the 1x1 convolutions, most of its work."""
+    layers = [
+        (name, one)
+        for name, one in model.named_modules()
+        if isinstance(one, nn.Linear | nn.Conv2d) and one.weight[0, 0].numel() == 1 and name != "classifier"
+    ]
     return {
         name: drawn(sizes(layer, sparsity), SPREADS["magnitude"], SEED + number)
         for number, (name, layer) in enumerate(layers)
@@ -128,6 +144,10 @@ def _sentences(vocabulary: int, length: int) -> Callable[[int], Tensor]:
     return lambda batch: torch.randint(vocabulary, (batch, length))
 
 
+def _decoder_layer(size: decoder.Size) -> Setup:
+    return Setup(lambda: decoder.Layer(size), lambda tokens: torch.randn(1, tokens, size.hidden))
+
+
 def _images(side: int) -> Callable[[int], Tensor]:
     return lambda batch: torch.randn(batch, 3, side, side)
 
@@ -138,19 +158,17 @@ _TOY_BERT = Setup(
     _sentences(50, 8),
 )
 _RESNET = Setup(lambda: resnet.ResNet(resnet.Size()), _images(224))
-_TOY_RESNET = Setup(
-    lambda: resnet.ResNet(resnet.Size(stages=((1, 8), (1, 8)), stem=8, classes=10)),
-    _images(16),
-)
+_TOY_RESNET = Setup(lambda: resnet.ResNet(resnet.Size(stages=((1, 8), (1, 8)), stem=8, classes=10)), _images(16))
 _MOBILENET = Setup(lambda: mobilenet.MobileNet(mobilenet.Size()), _images(224))
 _TOY_MOBILENET = Setup(
-    lambda: mobilenet.MobileNet(
-        mobilenet.Size(stages=((1, 16, 1, 1), (2, 16, 2, 2)), stem=16, last=32, classes=10),
-    ),
+    lambda: mobilenet.MobileNet(mobilenet.Size(stages=((1, 16, 1, 1), (2, 16, 2, 2)), stem=16, last=32, classes=10)),
     _images(16),
 )
-_DECODER = Setup(decoder.Decoder, _sentences(decoder.VOCABULARY, TOKENS))
+_DECODER = Setup(lambda: decoder.Decoder(decoder.Size()), _sentences(decoder.Size().vocabulary, TOKENS))
+_LLAMA = _decoder_layer(decoder.LLAMA_2_7B)
+_TOY_LLAMA = _decoder_layer(decoder.Size(hidden=32, intermediate=48, heads=2, key_heads=1))
 
+_DRAWN = "drawn like layers pruned by magnitude"
 _REAL = "real patterns of DLMC and SparseRT where the shape has one within 1.5 points, others drawn like them"
 
 CASES = (
@@ -164,7 +182,8 @@ CASES = (
     ),
     Case("ResNet-50", 0.9, _RESNET, _TOY_RESNET, real_or_drawn, _REAL),
     Case("ResNet-50", 0.95, _RESNET, _TOY_RESNET, real_or_drawn, _REAL),
-    Case("MobileNetV2", 0.9, _MOBILENET, _TOY_MOBILENET, pointwise, "drawn like layers pruned by magnitude"),
+    Case("MobileNetV2", 0.9, _MOBILENET, _TOY_MOBILENET, pointwise, _DRAWN),
+    Case("Llama-2-7B layer", 0.7, _LLAMA, _TOY_LLAMA, pointwise, _DRAWN, tokens=(1, 8, 512)),
 )
 
 #: Networks in full size, for ``alike``.

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from lospmm.nn.paired import Block, Turns, in_turn, uncollected
+from lospmm.nn.sparse import Sparse
 from lospmm.nn.whole import captured
 
 Call = Callable[[], Any]
@@ -79,9 +80,16 @@ def peak_bytes(call: Call, device: torch.device) -> int | None:
     return torch.cuda.max_memory_allocated(device) - before
 
 
-def weight_bytes(model: nn.Module) -> int:
-    """Of parameters, buffers and sparse weights."""
-    tensors = [*model.parameters(), *model.buffers()]
+def kernel_bytes(model: nn.Module) -> int:
+    """Of the files of kernels, with A and code; kernels in one file count once."""
+    states = [module.lospmm_state for module in model.modules() if isinstance(module, Sparse)]
+    kernels = [one.kernel for state in states for tuned in state.tuned.values() for one in tuned.buckets]
+    return sum({one.artifact.manifest["cubin_sha256"]: len(one.cubin) for one in kernels}.values())
+
+
+def weight_bytes(model: nn.Module, device: torch.device) -> int:
+    """Of parameters, buffers and sparse weights on the device."""
+    tensors = [one for one in (*model.parameters(), *model.buffers()) if one.device.type == device.type]
     total = sum(one.numel() * one.element_size() for one in tensors)
     for module in model.modules():
         weight = getattr(module, "weight", None)

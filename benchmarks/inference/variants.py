@@ -13,19 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.inference import cusparse
+from benchmarks.inference import cusparse, timing
 from benchmarks.inference.pruned import Pruned
-from benchmarks.inference.timing import Call, Timed, as_graph, peak_bytes, timed, timed_in_turn, weight_bytes
-from lospmm.nn.calling import Called
+from benchmarks.inference.timing import Call, Timed
 from lospmm.nn.fusion import fused
 from lospmm.nn.paired import Turns
 from lospmm.nn.sparse import Sparse
 from lospmm.nn.whole import apart
 
 Record = dict[str, Any]
-
-#: ``lospmm.nn.sparsify_`` with the options of the run: of a model, its example and how it is called, a report.
-Sparsify = Callable[[nn.Module, Tensor, Called], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,23 +30,21 @@ class Variant:
 
     layers: str
     compiled: bool = False
-    tf32: bool = False
+    precision: str = "float32"  # or TF32 or float16
+    memory: str = "fast"
 
     @property
     def name(self) -> str:
-        return ", ".join((self.layers, "compiled" if self.compiled else "eager", *(["TF32"] if self.tf32 else [])))
+        rest = (one for one in (self.precision, self.memory) if one not in ("float32", "fast"))
+        return ", ".join((self.layers, "compiled" if self.compiled else "eager", *rest))
 
 
+WAYS = (("dense", False), ("dense", True), ("cusparse", False), ("lospmm", False), ("lospmm", True))
 VARIANTS = (
-    Variant("dense"),
-    Variant("dense", compiled=True),
-    Variant("cusparse"),
-    Variant("lospmm"),
-    Variant("lospmm", compiled=True),
-    Variant("dense", tf32=True),
-    Variant("dense", compiled=True, tf32=True),
-    Variant("lospmm", tf32=True),
-    Variant("lospmm", compiled=True, tf32=True),
+    *(Variant(*way) for way in WAYS),
+    *(Variant(*way, "TF32") for way in WAYS if way[0] != "cusparse"),
+    *(Variant(*way, "float16") for way in WAYS),
+    Variant("lospmm", precision="float16", memory="low"),
 )
 
 
@@ -63,49 +57,43 @@ class Bench:
 
     pruned: Pruned
     device: torch.device
-    sparsify: Sparsify
+    sparsify: Callable[..., Any]  # of ``lospmm.nn``, with the options of the run
     alone: Callable[[], AbstractContextManager[None]] = nullcontext
-    example: Tensor = field(init=False)
-    expected: Tensor = field(init=False)  # float64, on the CPU
+    examples: Mapping[int, Tensor] = field(init=False)
+    expected: Mapping[int, Tensor] = field(init=False)  # float64, on the CPU
 
     def __post_init__(self) -> None:
         self.pruned.model.to(self.device)
-        self.example = self.pruned.example.to(self.device)
+        self.examples = {count: one.to(self.device) for count, one in self.pruned.examples.items()}
         double = copy.deepcopy(self.pruned.model).double()
         with self.alone(), torch.inference_mode():
-            self.expected = double(doubled(self.example)).cpu()
+            self.expected = {count: double(doubled(one)).cpu() for count, one in self.examples.items()}
 
-    def measure(self, variant: Variant) -> Record:
-        """The line of a variant: times, memory and error. Raises what the variant raises.
+    def measure(self, variant: Variant) -> dict[int, Record]:
+        """The figures of a variant with each input: times, memory and error. Raises what the variant raises.
 
         One with kernels is timed in turn with the dense network that is called the same way: ``beside`` in its line.
         """
-        with products(tf32=variant.tf32), torch.no_grad():
-            model, rest = self._model(variant)
-            call = self._call(model, variant)
-            found = call()  # and compile it
-            dense = self._call(self.pruned.model, variant) if variant.layers == "lospmm" else None
-            if dense is not None:
-                dense()
-            with self.alone():
-                times = _times(call, dense, self.device)
-                peak = peak_bytes(call, self.device)
-            return {
-                **times,
-                **errors(found, self.expected),
-                "peak_bytes": peak,
-                "weight_bytes": weight_bytes(model),
-                **rest,
-            }
+        with products(tf32=variant.precision == "TF32"), torch.no_grad():
+            model, rest = MODELS[variant.layers](self, variant)
+            held = {"weight_bytes": timing.weight_bytes(model, self.device), "kernel_bytes": timing.kernel_bytes(model)}
+            return {count: self._figures(model, variant, count) | held | rest for count in self.examples}
 
-    def _model(self, variant: Variant) -> tuple[nn.Module, Record]:
-        return MODELS[variant.layers](self, variant)
+    def _figures(self, model: nn.Module, variant: Variant, count: int) -> Record:
+        example = self.examples[count]
+        call = _call(model, variant, example)
+        found = call()  # and compile it
+        dense = _call(self.pruned.model, variant, example) if variant.layers == "lospmm" else None
+        if dense is not None:
+            dense()
+        with self.alone():
+            times = _times(call, dense, self.device)
+            return times | errors(found, self.expected[count]) | {"peak_bytes": timing.peak_bytes(call, self.device)}
 
-    def _call(self, model: nn.Module, variant: Variant) -> Call:
-        if not variant.compiled:
-            return lambda: model(self.example)
-        compiled = apart(model, fullgraph=True)
-        return lambda: compiled(self.example)
+
+def _call(model: nn.Module, variant: Variant, example: Tensor) -> Call:
+    called = apart(model, fullgraph=True) if variant.compiled else model
+    return lambda: called(example)
 
 
 def dense(bench: Bench, _variant: Variant) -> tuple[nn.Module, Record]:
@@ -119,12 +107,14 @@ def with_cusparse(bench: Bench, _variant: Variant) -> tuple[nn.Module, Record]:
 
 def with_kernels(bench: Bench, variant: Variant) -> tuple[nn.Module, Record]:
     """With TF32 on, a layer has to be faster than its dense product in TF32."""
-    model = for_kernels(bench.pruned.model)
+    model, (example, *others) = for_kernels(bench.pruned.model), bench.examples.values()
     before = copy.deepcopy(model)
-    report = bench.sparsify(model, bench.example, "compiled" if variant.compiled else "eager")
+    called = "compiled" if variant.compiled else "graph" if others else "eager"
+    report = bench.sparsify(model, example, called, memory=variant.memory)
     with bench.alone():
-        found = layer_errors(model, before, bench.example)
-    rows = [{**asdict(row), "error": found.get(row.layer)} for row in report.rows]
+        found = layer_errors(model, before, example)
+    origins = {name: pattern.origin for name, pattern in bench.pruned.patterns.items()}
+    rows = [asdict(row) | {"error": found.get(row.layer), "pattern": origins.get(row.layer)} for row in report.rows]
     return model, {"layers": rows, "whole": None if report.model is None else asdict(report.model)}
 
 
@@ -196,7 +186,7 @@ def _times(call: Call, dense: Call | None, device: torch.device) -> Record:
     if beside is not None:
         record["beside"] = {"called": asdict(beside), "graph": None}
     try:
-        graph, dense_graph = (None if one is None else as_graph(one, device) for one in (call, dense))
+        graph, dense_graph = (None if one is None else timing.as_graph(one, device) for one in (call, dense))
     except RuntimeError as error:
         with suppress(RuntimeError):
             torch.cuda.synchronize(device)
@@ -211,6 +201,6 @@ def _times(call: Call, dense: Call | None, device: torch.device) -> Record:
 
 def _timed(call: Call, dense: Call | None, device: torch.device) -> tuple[Timed, Turns | None]:
     if dense is None:
-        return timed(call, device), None
-    turns = timed_in_turn(dense, call, device)
+        return timing.timed(call, device), None
+    turns = timing.timed_in_turn(dense, call, device)
     return Timed(turns.second_micros, turns.noise / turns.ratio), turns

@@ -3,7 +3,7 @@
 import textwrap
 from collections.abc import Sequence
 
-from benchmarks.networks_report import Record, measured_of, speedup
+from benchmarks.networks_report import Record, Speedup, find, measured_of, speedup
 from tests.docs.pages import DOCS
 from tests.docs.results import RESULTS, records, table
 
@@ -11,6 +11,14 @@ PAGE = DOCS / "networks.md"
 PLOT = RESULTS / "networks.png"
 
 NOTHING = "No network has been measured yet.\n"
+
+#: A decoder's layer, by tokens at a time, which has a table of its own.
+DECODER = "Llama-2-7B layer 70%"
+
+PRECISIONS = ("float32", "TF32", "float16")
+
+#: Figure 12: speedups over TensorRT, SparTA and EC-SpMM.
+FIGURE_12 = {"BERT-base 91%": "1.84, 1.34, 1.16", "ResNet-50 90%": "1.88, about 1, about 1"}
 
 #: Variants whose latencies stand in the table, by its titles.
 VARIANTS = {
@@ -22,47 +30,90 @@ VARIANTS = {
 }
 
 
+#: Those of the decoder's layer.
+STEPS = {"dense": "dense, eager, float16", "fast": "lospmm, eager, float16", "low": "lospmm, eager, float16, low"}
+
+
 def times() -> str:
-    """Latency of every network with TF32 off and on, and its speedup over the dense one called the same way."""
-    lines = records("networks")
+    """Latency of every network by precision, and its speedup over the dense one called the same way."""
+    lines = [line for line in records("networks") if line["case"] != DECODER]
     if not measured_of(lines):
         return NOTHING
-    found, errors = [], [0.0]
+    found = []
     for case in dict.fromkeys(line["case"] for line in lines):
-        for tf32 in (False, True):
-            own = [_line(lines, case, variant, tf32=tf32) for variant in VARIANTS.values()]
-            gains = [speedup(lines, case, compiled=compiled, tf32=tf32) for compiled in (False, True)]
-            errors += [gain.error for gain in gains if gain is not None]
-            cells = ("-" if gain is None else f"{gain.times:.3f}" for gain in gains)
-            found.append((case, "on" if tf32 else "off", *map(_latency, own), *cells))
-    heads = ("network, zeros", "TF32", *VARIANTS, "speedup", "speedup compiled")
+        for precision in PRECISIONS:
+            own = [find(lines, case, _in(variant, precision)) for variant in VARIANTS.values()]
+            if any(own):
+                found.append((f"{case}, {precision}", *map(_latency, own)))
+    error = max((gain.error for gain in map(speedup, lines) if gain is not None), default=0.0)
     plot = f"\n![Latency of whole networks](../benchmarks/results/{PLOT.name})\n" if PLOT.exists() else ""
-    where = textwrap.fill(f"{_where(lines)} Standard errors of speedups: at most {max(errors):.3f}.", 120)
-    return f"{where}\n\n{table(heads, found, right=7)}{plot}"
+    where = textwrap.fill(f"{_where(lines)} Standard errors of speedups: at most {error:.3f}.", 120)
+    return f"{where}\n\n{table(('network, zeros', *VARIANTS), found, right=5)}{plot}"
 
 
-def _line(lines: Sequence[Record], case: str, variant: str, *, tf32: bool) -> Record | None:
-    name = f"{variant}, TF32" if tf32 else variant
-    return next((line for line in lines if (line["case"], line["variant"]) == (case, name)), None)
+def steps() -> str:
+    """Latency of the decoder's layer by tokens, as in ``times``, and the memory held."""
+    lines = [line for line in records("networks") if line["case"] == DECODER]
+    if not measured_of(lines):
+        return "Not measured yet.\n"
+    found = [
+        (f"{tokens}", *(_step(find(lines, DECODER, variant, tokens)) for variant in STEPS.values()))
+        for tokens in sorted({line["batch"] for line in lines})
+    ]
+    held = (find(measured_of(lines), DECODER, variant) for variant in STEPS.values())
+    sizes = ("-" if one is None else f"{(one['weight_bytes'] + one['kernel_bytes']) / 2**20:.0f}" for one in held)
+    found.append(("MiB held", *sizes))
+    return f"{_where(lines)}\n\n{table(('tokens', *STEPS), found, right=3)}"
+
+
+def figure_12() -> tuple[str, ...]:
+    """The paper's speedups of whole networks, and ours, which are over another baseline."""
+    lines, ours, measured = records("networks"), [], PRECISIONS
+    for case in FIGURE_12:
+        gains = {one: speedup(find(lines, case, _in("lospmm, compiled", one))) for one in PRECISIONS}
+        measured = tuple(one for one in measured if gains[one] is not None)
+        ours.append(", ".join(f"{gain.times:.2f}" for gain in gains.values() if gain is not None))
+    what = f"over TensorRT, SparTA, EC-SpMM (here compiled PyTorch: {', '.join(measured)}), {'; '.join(FIGURE_12)}"
+    return ("12", what, "; ".join(FIGURE_12.values()), "; ".join(ours))
+
+
+def _in(variant: str, precision: str) -> str:
+    return variant if precision == "float32" else f"{variant}, {precision}"
 
 
 def _latency(line: Record | None) -> str:
-    """Milliseconds as called, and as a CUDA graph."""
-    if line is None:
-        return "-"
-    if "failure" in line:
-        return "failed"
+    """Milliseconds as called, and as a CUDA graph; the speedup as called."""
+    if line is None or "failure" in line:
+        return "-" if line is None else "failed"
     graph = line["graph_micros"]
-    return f"{line['micros'] / 1e3:.2f}" + ("" if graph is None else f" ({graph / 1e3:.2f})")
+    told = f"{line['micros'] / 1e3:.2f}" + ("" if graph is None else f" ({graph / 1e3:.2f})")
+    return told + _times(speedup(line))
+
+
+def _step(line: Record | None) -> str:
+    """Milliseconds and speedup as a CUDA graph: a step is too short to be called from Python."""
+    if line is None or line.get("graph_micros") is None:
+        return "-" if line is None else "failed"
+    return f"{line['graph_micros'] / 1e3:.3f}" + _times(speedup(line, "graph"))
+
+
+def _times(gain: Speedup | None) -> str:
+    return "" if gain is None else f", {gain.times:.2f}x"
 
 
 def _where(lines: Sequence[Record]) -> str:
     newest = measured_of(lines)[-1]
     versions = newest["versions"]
+    gpus: dict[str, list[str]] = {}
+    for line in lines:
+        precision = line["variant"].split(", ")[2:3]
+        gpus.setdefault(line["machine"]["title"], []).append("float16" if precision == ["float16"] else "float32, TF32")
+    told = (f"{title} ({', '.join(dict.fromkeys(own))})" if len(gpus) > 1 else title for title, own in gpus.items())
     commits = ", ".join(f"`{commit}`" for commit in dict.fromkeys(line["commit"] for line in lines))
+    batch = "" if newest["case"] == DECODER else f", batch {newest['batch']}"
     return (
-        f"{newest['machine']['title']}, driver {versions.get('driver', 'unknown')}, PyTorch {versions['torch']}, "
-        f"batch {newest['batch']}, commits {commits}."
+        f"{', '.join(told)}, driver {versions.get('driver', 'unknown')}, PyTorch {versions['torch']}{batch}, "
+        f"commits {commits}."
     )
 
 
@@ -88,4 +139,4 @@ def _milliseconds(micros: dict[str, float]) -> str:
     return f"{micros['called'] / 1e3:.2f} ({micros['graph'] / 1e3:.2f})"
 
 
-REGIONS = {"times": times, "real": real}
+REGIONS = {"times": times, "steps": steps, "real": real}

@@ -8,6 +8,7 @@ import numpy as np
 
 from benchmarks.paper import __main__ as paper
 from benchmarks.paper import cost, emitters, loss
+from tests.docs import networks
 from tests.docs.pages import DOCS
 from tests.docs.results import table
 
@@ -35,6 +36,7 @@ def beside() -> str:
         for name in ("Figure 10", "Figure 4", "Figure 6", "Figure 9")
         for row in paper.table(name)
     ]
+    found.append(networks.figure_12())
     return table(("figure", "what", "paper", "here"), found, right=2) if found else NOTHING
 
 
