@@ -3,6 +3,7 @@
 import argparse
 import gzip
 import json
+import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from lospmm.codegen import emit
 from lospmm.codegen.ir import launch
 from lospmm.codegen.lower import lower
 from lospmm.errors import BadRequest
+from lospmm.gpu.bench import AGAIN, Bench
 from lospmm.gpu.detect import detect_device
 from lospmm.gpu.protocol import Driver
 from lospmm.gpu.timing import FULL, Effort, copies_beyond_l2, time_rotating
@@ -23,7 +25,7 @@ from lospmm.problem.dtype import Dtype
 from lospmm.problem.problem import Launch, Problem
 from lospmm.space.candidates import UnrolledPlan, UnrolledPlans
 from lospmm.store import Store
-from lospmm.toolchain.compile import compile_kernel
+from lospmm.toolchain.compile import Compiled, compile_kernel
 from lospmm.tuning.build import for_emitter
 from lospmm_datasets.synthetic import uniform
 
@@ -31,6 +33,9 @@ Row = dict[str, Any]
 Key = TypeVar("Key")
 
 SAMPLED_COLUMNS = 98  # even: both halves of a word
+
+#: How often each of several kernels is timed.
+TURNS = 5
 
 
 def read_lines(path: Path) -> list[Row]:
@@ -106,6 +111,15 @@ def best_of_kinds(candidates: UnrolledPlans, scores: NDArray[np.float64]) -> NDA
     order = np.argsort(scores, kind="stable")
     _, first = np.unique(kinds[order], axis=0, return_index=True)
     return order[np.sort(first)].astype(np.int64)
+
+
+def micros_in_turns(bench: Bench, kernels: Mapping[Key, Compiled]) -> dict[Key, float | None]:
+    """The median microseconds of each, timed one after the other TURNS times; None where it never ran."""
+    bench.kernel_seconds, times = None, {key: list[float]() for key in kernels}
+    for key, one in [pair for _ in range(TURNS) for pair in kernels.items()]:
+        timing = bench.measure(one.cubin, one.entry, one.launch, effort=AGAIN).timing
+        times[key] += [] if timing is None else [timing.micros]
+    return {key: round(statistics.median(found), 3) if found else None for key, found in times.items()}
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -15,7 +15,6 @@ left out; run again, it is done then, and no line twice. A table of both files i
 import argparse
 import json
 import os
-import statistics
 import sys
 import tempfile
 import time
@@ -30,12 +29,12 @@ import numpy as np
 from scipy.stats import kendalltau, spearmanr
 
 from benchmarks.emission_pool import Kernel, core_seconds
-from benchmarks.harness import best_of_kinds, open_lines, read_results
+from benchmarks.harness import best_of_kinds, micros_in_turns, open_lines, read_results
 from benchmarks.paper.tables import AXES, point_of
 from lospmm.codegen.ir import KernelProgram
 from lospmm.errors import BadRequest, LospmmError, ToolchainFault
 from lospmm.families.candidate import UNROLLED, Candidate, unrolled
-from lospmm.gpu.bench import AGAIN, Bench
+from lospmm.gpu.bench import Bench
 from lospmm.gpu.detect import detect_device
 from lospmm.gpu.messages import Measurement
 from lospmm.gpu.process import WORKER
@@ -77,8 +76,8 @@ BUDGETS = {"sass": 2.0, "ptx": 3.0, "cuda": 8.0}
 #: Times the least estimate: what is estimated higher is left out.
 RANGE = 3.0
 
-#: How often what the searches chose is timed, and what is allowed for that and the rest of a search beside its budget.
-TURNS, BESIDE_SECONDS = 5, 1.0
+#: What is allowed for the rest of a search beside its budget, and for timing what it chose.
+BESIDE_SECONDS = 1.0
 
 DRY = (sys.executable, "-P", "-m", "benchmarks.dry_gpu")
 
@@ -236,13 +235,9 @@ def _in_turns(
     problem: Problem, emitter: str, chosen: dict[str, Candidate], stores: dict[str, Store], bench: Bench
 ) -> dict[str, float | None]:
     """Median microseconds of what each search chose, of those that ran."""
-    cores, times = settings().workers, dict[str, list[float]]((trials, []) for trials in chosen)
+    cores = settings().workers
     kernels = {way: build(problem, one, emitter, store=stores[way], workers=cores) for way, one in chosen.items()}
-    bench.kernel_seconds = None
-    for way, one in [pair for _ in range(TURNS) for pair in kernels.items()]:
-        timing = bench.measure(one.compiled.cubin, one.compiled.entry, one.launch, effort=AGAIN).timing
-        times[way] += [] if timing is None else [timing.micros]
-    return {way: round(statistics.median(found), 3) if found else None for way, found in times.items()}
+    return micros_in_turns(bench, {way: one.compiled for way, one in kernels.items()})
 
 
 def _seconds_of(work: Work) -> float:

@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness import values
 from lospmm.errors import LospmmError
 from lospmm.matrix import readers
 from lospmm.problem.device import DEVICES
@@ -78,23 +79,6 @@ def tuned(path: Path, layers: Path, n: int, device: str) -> dict[str, Any]:
     }
 
 
-def row(record: dict[str, Any]) -> str:
-    seconds = record["seconds"]
-    search = seconds["constraints"] + seconds["rank"]
-    return (
-        f"{record['layer'][-58:]:58} {record['nnz']:8,} {record['n']:6} {record['rows']:4}x{record['cols']:<4}"
-        f" {record['tiles']:5} {record['nnc_natural']:8,} {record['nnc_reordered']:8,} {record['cubin_bytes'] >> 10:6}K"
-        f" {record['max_relative_error']:8.1e} {seconds['reorder']:5.2f} {search:6.2f}"
-        f" {seconds['compile']:7.2f} {seconds['verify']:6.2f} {seconds['total']:6.2f}"
-    )
-
-
-HEADER = (
-    f"{'layer':58} {'nonzeros':>8} {'n':>6} {'tile':>9} {'tiles':>5} {'nnc':>8} {'reord.':>8} {'code':>7}"
-    f" {'error':>8} {'reord':>5} {'search':>6} {'compile':>7} {'verify':>6} {'total':>6}"
-)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("layers", type=Path)
@@ -108,7 +92,6 @@ def main() -> None:
     pixels = read_pixels(arguments.layers)
     arguments.out.mkdir(parents=True, exist_ok=True)
     records, failed = [], 0
-    print(HEADER)
     with (arguments.out / "real_weights.jsonl").open("w") as results:
         for path in paths:
             try:
@@ -119,7 +102,7 @@ def main() -> None:
                 continue
             records.append(record)
             print(json.dumps(record), file=results, flush=True)
-            print(row(record), flush=True)
+            print(values(record), flush=True)
     worst = max((record["max_relative_error"] for record in records), default=0.0)
     spilled = sum(record["spill_bytes"] > 0 for record in records)
     print(

@@ -1,25 +1,21 @@
 """Section 3.2: is the register forecast right? Compiles kernels of the space and looks for spills.
 
-    python -m benchmarks.registers [--out DIR] [--kernels 240] [--cuda 24] [--o3 60] [--layers DIR]
+    python -m benchmarks.registers [--out DIR] [--kernels 240] [--cuda 24] [--layers DIR]
 
 draws survivors of the constraints, with their schedules, from problems of several shapes, sparsities and GPUs (and
 from the files of ``--layers``), compiles each as a whole kernel with the forecast as its register limit, and writes a
-record of each to ``registers.jsonl``. ``--o3`` of those through PTX are compiled at ptxas -O3 too, for comparison.
-Exits 1 if a kernel as the project compiles it spills or needs more registers than forecast.
+record of each to ``registers.jsonl``. Exits 1 if one spills or needs more registers than forecast.
 """
 
 import argparse
-import dataclasses
 import json
 import random
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 from lospmm.codegen import emit
 from lospmm.codegen.lower import lower
@@ -32,30 +28,12 @@ from lospmm.space.candidates import UnrolledPlan
 from lospmm.space.explore import explore, widen
 from lospmm.space.reorder import regroup
 from lospmm.store import Store
-from lospmm.toolchain import compile, compilers
 from lospmm.toolchain.compile import compile_kernel
 from lospmm_datasets.synthetic import uniform
 
 SHAPES = [(64, 147, 0.9), (128, 1152, 0.9), (256, 256, 0.5), (256, 1024, 0.95), (384, 384, 0.7), (512, 512, 0.98)]
 COLUMNS = [49, 196, 1000, 4096, 12544, 50176]
 GPUS = ["h200", "h200", "a100", "rtx2080ti", "l40s", "b200"]
-
-
-IN_USE = "-O1"
-
-
-@contextmanager
-def ptxas_level(level: str) -> Iterator[None]:
-    """Within the block, PTX is compiled at ``level``, as in "-O3"."""
-
-    def at_level(*arguments: Any) -> compilers.Compiler:
-        compiler = compilers.COMPILERS["ptx"](*arguments)
-        assert IN_USE in compiler.options
-        options = tuple(level if option == IN_USE else option for option in compiler.options)
-        return dataclasses.replace(compiler, options=options)
-
-    with mock.patch.object(compile, "COMPILERS", {**compilers.COMPILERS, "ptx": at_level}):
-        yield
 
 
 def matrices(layers: Path | None) -> Iterator[tuple[str, SparseMatrix]]:
@@ -80,9 +58,9 @@ def draw(pool: list[tuple[str, SparseMatrix]], rng: random.Random) -> tuple[str,
     return name, problem, rng.choice(widen(problem, replace(space, survivors=(survivor,))))
 
 
-def compiled(name: str, problem: Problem, candidate: UnrolledPlan, language: str, level: str) -> dict[str, Any]:
+def compiled(name: str, problem: Problem, candidate: UnrolledPlan, language: str) -> dict[str, Any]:
     program = lower(problem, candidate)
-    with tempfile.TemporaryDirectory() as directory, ptxas_level(level):
+    with tempfile.TemporaryDirectory() as directory:
         binary = compile_kernel(
             emit(program, language, problem.device.arch),
             arch=problem.device.arch,
@@ -97,7 +75,6 @@ def compiled(name: str, problem: Problem, candidate: UnrolledPlan, language: str
         "n": problem.n,
         "device": problem.device.name,
         "emitter": language,
-        "ptxas": level,
         "rows": candidate.tile.rows,
         "cols": candidate.tile.cols,
         "prefetch": schedule.prefetch,
@@ -115,26 +92,22 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     parser.add_argument("--kernels", type=int, default=240, help="kernels through PTX")
     parser.add_argument("--cuda", type=int, default=24, help="kernels through CUDA C++")
-    parser.add_argument("--o3", type=int, default=60, help="of those through PTX, compiled at -O3 as well")
     parser.add_argument("--layers", type=Path, help="a folder of pruned layers to draw from as well")
     arguments = parser.parse_args()
     pool = list(matrices(arguments.layers))
     arguments.out.mkdir(parents=True, exist_ok=True)
-    rows = [("ptx", IN_USE, arguments.kernels), ("cuda", IN_USE, arguments.cuda), ("ptx", "-O3", arguments.o3)]
     wrong = 0
     with (arguments.out / "registers.jsonl").open("w") as results:
-        for language, level, count in rows:
-            rng = random.Random(language)  # the kernels at -O3 are the first of those at the level in use
+        for language, count in (("ptx", arguments.kernels), ("cuda", arguments.cuda)):
+            rng = random.Random(language)
             records = []
-            for number in range(count):
-                record = compiled(*draw(pool, rng), language, level)
-                records.append(record)
-                print(json.dumps(record), file=results, flush=True)
-                print(f"\r{language} {level} {number + 1}/{count}", end="", file=sys.stderr, flush=True)
+            for _ in range(count):
+                records.append(compiled(*draw(pool, rng), language))
+                print(json.dumps(records[-1]), file=results, flush=True)
             spilled = sum(record["spill_bytes"] + record["stack_bytes"] > 0 for record in records)
             above = sum(record["registers"] > record["forecast"] for record in records)
-            wrong += spilled + above if level == IN_USE else 0
-            print(f"\r{language} {level}: {count} kernels, {spilled} spill, {above} use more registers than forecast")
+            wrong += spilled + above
+            print(f"{language}: {count} kernels, {spilled} spill, {above} use more registers than forecast")
     sys.exit(wrong > 0)
 
 
