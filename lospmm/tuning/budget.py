@@ -42,10 +42,10 @@ class Budget:
         is_new = since is not None and self.clock() < since + LEAST_SEARCH_SECONDS
         return not is_new and self.has_only(0.0)
 
-    def has_only(self, share: float) -> bool:
-        """Return whether the search has at most this share of the budget left; never without a limit."""
+    def has_only(self, share: float, seconds: float = 0.0) -> bool:
+        """Return whether the search has at most this share of the budget or ``seconds`` left; never without a limit."""
         reserved = self.reserve_seconds + self.measurements * self._longest
-        return self.seconds is not None and self.left <= reserved + share * self.seconds
+        return self.seconds is not None and self.left <= reserved + max(share * self.seconds, seconds)
 
     @contextmanager
     def measuring(self) -> Iterator[None]:

@@ -5,9 +5,12 @@ divided by the share of loads that the proxy kept (``lospmm_proxies.loops.kept_s
 """
 
 import threading
+from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
+
+import numpy as np
 
 from lospmm.errors import GpuFault
 from lospmm.families.candidate import Candidate
@@ -21,8 +24,9 @@ from lospmm.tuning.runner import Begun, GpuRunner
 from lospmm_proxies.loops import kept_share
 from lospmm_proxies.trial import ProxyKernel
 
-#: The share of a budget that proxies leave for the kernels of the fastest.
-FINALS_SHARE = 0.4
+#: The least share of a budget that proxies leave for kernels, and the number of fastest proxies whose kernels are built
+#: at once: they get as long as that takes by the speed at which proxies were built.
+FINALS_SHARE, FINALISTS = 0.4, 4
 
 
 class ProxyRunner(GpuRunner):
@@ -31,12 +35,20 @@ class ProxyRunner(GpuRunner):
     Candidates that differ only in N1 share a proxy. A candidate's time is what its proxy would take with all loads, so
     that all are comparable; it fails if the proxy cannot be built or run. Proxies in machine code are fast to build,
     and are not kept. The kernels of the fastest candidates are timed themselves, as are the plans of other families.
+    Time is not up before one of them ran: without, a search by proxies would choose by proxies alone.
     """
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
         self.built = 0  # proxies
         self._proxies: dict[Candidate, ProxyKernel] = {}
+        self._kernel_ran, self._proxies_ran = False, 0
+        self._building: list[tuple[float, int]] = []  # seconds and instructions of built proxies
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the search must end: a kernel ran, and the rest of the budget is reserved."""
+        return self._kernel_ran and super().is_over
 
     def _known(self, candidate: Candidate, effort: Effort) -> Measurement | None:
         return None if _is_by_proxy(candidate, effort) else super()._known(candidate, effort)
@@ -55,18 +67,34 @@ class ProxyRunner(GpuRunner):
         return [builds[id(one.program)] for one in proxies]
 
     def _build_proxy(self, proxy: ProxyKernel, stop: threading.Event) -> Built:
-        program, arch = proxy.program, self.problem.device.arch
+        program, arch, began = proxy.program, self.problem.device.arch, self.budget.clock()
         if self.builders is None:
             cubin = compile_proxy(program, self.emitter, arch, self.store, stop=stop)
         else:
             found = self.builders.call(compile_proxy, program, self.emitter, arch, self.store, cancel=stop)
             assert isinstance(found, bytes)
             cubin = found
+        self._building.append((self.budget.clock() - began, sum(len(tile.code) for tile in program.tiles)))
         return Compiled(cubin, program.name, proxy.launch)
 
     def _is_late(self, candidate: Candidate, effort: Effort) -> bool:
-        is_enough = _is_by_proxy(candidate, effort) and self._ran and self.budget.has_only(FINALS_SHARE)
-        return is_enough or super()._is_late(candidate, effort)
+        if not _is_by_proxy(candidate, effort):
+            return super()._is_late(candidate, effort)
+        return self._proxies_ran >= FINALISTS and self.budget.has_only(FINALS_SHARE, self._finals_seconds(candidate))
+
+    def _finals_seconds(self, candidate: Candidate) -> float:
+        """Return the seconds to build FINALISTS kernels like the candidate's, with as many compilers as proxies had."""
+        matrix, (seconds, instructions) = self.problem.matrix, np.sum(self._building, axis=0)
+        of_kernel = int(candidate.plan.tiling.nnc.sum()) + matrix.nnz + matrix.m
+        return float(FINALISTS * of_kernel * seconds / instructions / self.workers)
+
+    def _timed(self, begun: deque[Begun], effort: Effort) -> Measurement | None:
+        is_by_proxy = _is_by_proxy(begun[0].candidate, effort)
+        measurement = super()._timed(begun, effort)
+        if measurement is not None and measurement.timing is not None:
+            self._proxies_ran += is_by_proxy
+            self._kernel_ran = self._kernel_ran or not is_by_proxy
+        return measurement
 
     def _time(self, candidate: Candidate, built: Built, effort: Effort) -> Measurement:
         if not _is_by_proxy(candidate, effort):

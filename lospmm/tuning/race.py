@@ -137,10 +137,10 @@ def race_unrolled(
                     begin(surrogate.most_promising(trials, waiting, policy.batch))
     finally:
         runner.drop()
-    with stages.part("rank"):
-        gain = surrogate.expected_gain(trials)
     if not is_ended():
         trials = timed_again(timed_again(trials, runner, (policy.sure,)), runner, policy.finals)
+    with stages.part("rank"):
+        gain = surrogate.expected_gain(trials)
     shown = replace(known.choice, shortlist=tuple(first[: len(known.choice.shortlist)]))
     return replace(known, choice=shown, trials=(*known.trials, *trials), unrolled_gain=gain)
 

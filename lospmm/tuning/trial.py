@@ -86,7 +86,8 @@ def timed_again(trials: Sequence[Trial], runner: Runner, turns: Sequence[int]) -
 
     Turns alternate between candidates, so that drift of the GPU affects all alike. A few measurements show which were
     fast by chance; more of them separate the rest (successive halving: Karnin, Koren and Somekh, Almost Optimal
-    Exploration in Multi-Armed Bandits, 2013). A turn that is cut short by time does not count.
+    Exploration in Multi-Armed Bandits, 2013). A turn that is cut short by time does not count, except the first if a
+    kernel ran in it.
     """
     trials = list(trials)
     places = sorted((at for at, trial in enumerate(trials) if trial.has_run), key=lambda at: trials[at].micros)
@@ -99,9 +100,10 @@ def timed_again(trials: Sequence[Trial], runner: Runner, turns: Sequence[int]) -
             found.append(measurement)
             if runner.is_over:
                 break
-        if len(found) < len(places):
+        is_first = not any(trial.finals for trial in trials) and any(one.timing for one in found)
+        if len(found) < len(places) and not is_first:
             break
-        for at, measurement in zip(places, found, strict=True):
+        for at, measurement in zip(places, found, strict=False):
             trials[at] = replace(trials[at], finals=(*trials[at].finals, measurement))
         places.sort(key=lambda at: trials[at].settled_micros)
     return trials

@@ -1,9 +1,11 @@
 """Proxies timed in the stead of kernels: as machine code, on the machine of machine_gpu.py."""
 
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,12 +15,12 @@ from hypothesis import strategies as st
 
 from lospmm.codegen import emit
 from lospmm.codegen.interpret import interpret
-from lospmm.codegen.ir import launch
+from lospmm.codegen.ir import KernelProgram, launch
 from lospmm.codegen.lower import lower
 from lospmm.cpu import execute
 from lospmm.cpu.geometry import geometry_of
 from lospmm.errors import Unsupported
-from lospmm.families.candidate import unrolled
+from lospmm.families.candidate import Candidate, unrolled
 from lospmm.gpu import bench as measure
 from lospmm.gpu.bench import Bench
 from lospmm.problem.device import DEVICES
@@ -31,10 +33,15 @@ from lospmm.stages import Stages
 from lospmm.store import Store
 from lospmm.toolchain.compile import Compiled
 from lospmm.toolchain.cubin import machine_code
+from lospmm.tuning import proxy_runner
+from lospmm.tuning import runner as gpu_runner
 from lospmm.tuning.budget import Budget
 from lospmm.tuning.build import build, for_emitter
+from lospmm.tuning.options import Options
+from lospmm.tuning.prepare import prepare
 from lospmm.tuning.proxy_build import compile_proxy, proxies_of
-from lospmm.tuning.proxy_runner import FINALS_SHARE, ProxyRunner, time_proxy
+from lospmm.tuning.proxy_runner import FINALISTS, ProxyRunner, time_proxy
+from lospmm.tuning.race import race
 from lospmm_datasets.synthetic import uniform
 from lospmm_proxies import proxies
 from lospmm_proxies.launch import kernel_launch
@@ -170,18 +177,46 @@ def test_each_candidate_has_the_time_of_its_proxy_over_what_that_kept(bench: Ben
     assert kernel.timing.micros == pytest.approx(machine_gpu.micros_of(code), rel=0.3)
 
 
-def test_proxies_leave_time_for_the_kernels_of_the_fastest(bench: Bench, store: Store) -> None:
-    seconds = [0.0]
+@pytest.mark.parametrize(("slowness", "kernels"), [(6e-5, 2), (1e-2, 1)])
+def test_proxies_leave_time_for_the_kernels_of_the_fastest(
+    slowness: float, kernels: int, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a clock that each built instruction advances by ``slowness`` seconds, in a budget of ten.
+
+    Four kernels take 6 and 1,000 seconds, a proxy a quarter of one or less.
+    """
+    seconds, built = [0.0], [0]
+
+    def slowed(make: Callable[..., Any], instructions_of: Callable[..., int], stop: str) -> Callable[..., Any]:
+        def made(*given: Any, **named: Any) -> Any:
+            built[0] += 1
+            while built[0] > runner.timed + 2 and not named[stop].is_set():  # not ahead of the GPU's thread
+                time.sleep(0.001)
+            seconds[0] += slowness * instructions_of(*given)
+            return make(*given, **named)
+
+        return made
+
+    def of_kernel(problem: Problem, candidate: Candidate, *_: Any) -> int:
+        return int(candidate.plan.tiling.nnc.sum()) + problem.matrix.nnz + problem.matrix.m
+
+    def of_proxy(program: KernelProgram, *_: Any) -> int:
+        return sum(len(tile.code) for tile in program.tiles)
+
+    monkeypatch.setattr(measure, "compile_gate", lambda _arch: b"gate")
+    monkeypatch.setattr(proxy_runner, "compile_proxy", slowed(compile_proxy, of_proxy, "stop"))
+    monkeypatch.setattr(gpu_runner, "build", slowed(build, of_kernel, "cancel"))
+    problem, options = problem_of(k=4000), Options("sass", "none", "gpu", trials="proxy", families="unrolled")
+    known, stages = prepare(problem, options, Stages()), Stages()
     budget = Budget(10.0, clock=lambda: seconds[0])
-    shapes = [(2, 32, Schedule(4)), (2, 64, Schedule(4)), (6, 32, Schedule(8))]
-    candidates = [unrolled(plan) for plan in candidates_of(bench.problem, *shapes)]
-    with ProxyRunner(bench.problem, "sass", bench, store=store, workers=2, stages=Stages(), budget=budget) as runner:
-        runner.begin(candidates)
-        seconds[0] = 10.1 - 10.0 * FINALS_SHARE
-        assert len(list(runner.trials(3))) == 1 and not runner.is_over
-        assert len(list(runner.again(candidates[:2]))) == 2
-        seconds[0] = 10.0
-        assert runner.is_over
+    dry = Bench(problem, command=(sys.executable, "-P", "-m", "benchmarks.dry_gpu"))
+    with (
+        dry as bench,
+        ProxyRunner(problem, "sass", bench, store=store, workers=1, stages=stages, budget=budget) as runner,
+    ):
+        trials = race(problem, known, options, runner, stages).trials
+    assert len(trials) >= FINALISTS
+    assert sum(bool(one.finals) for one in trials) >= kernels
 
 
 def test_a_proxy_that_cannot_be_built_or_run_has_failed(bench: Bench, store: Store) -> None:

@@ -366,7 +366,9 @@ def test_one_that_is_fast_at_times_loses_to_a_steady_one() -> None:
     assert won(runner) == steady
 
 
-def test_a_turn_that_time_cuts_short_does_not_count() -> None:
+def test_a_later_turn_that_time_cuts_short_does_not_count() -> None:
+    late = LookupRunner(lambda _: 1.0, is_over=lambda: len(late.asked_again) > 2)
+    assert Counter(len(trial.finals) for trial in raced(late).trials)[1] == 3
     turn = FULL.finals[0]
     runner = LookupRunner(lambda _: 1.0, lambda _: 2.0, is_over=lambda: len(runner.asked_again) > turn)
     found = raced(runner)
