@@ -133,7 +133,7 @@ def _show(folder: ModelFolder, *, as_json: bool) -> None:
     for total in report.totals:
         print(total)
     if vectors := len(report.layers) - len(shown):
-        print(f"and {vectors} vector{'s' * (vectors > 1)}, as biases are, in {REPORT_FILE}")
+        print(f"skipped {vectors} vector{'s' * (vectors > 1)}, such as biases: see {REPORT_FILE}")
 
 
 def _say_layer(layer: str, stage: str, done: int, total: int) -> None:
