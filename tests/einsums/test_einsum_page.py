@@ -27,7 +27,7 @@ def test_the_examples_run(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_forms_are_listed() -> None:
-    assert set(names(section(PAGE, "## What a text means"))) >= {*FORMS, FORM}
+    assert set(names(section(PAGE, "## Expressions"))) >= {*FORMS, FORM}
 
 
 def test_golden_texts() -> None:
