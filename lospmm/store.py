@@ -43,7 +43,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 
 
 def is_locked_alone(descriptor: int) -> bool:
-    """Lock an open file or folder; return False if another process has it. Without locks on the disk all have it."""
+    """Lock an open file or folder; return False if another process has it, True on disks without locks."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -20,8 +20,8 @@ from benchmarks.testing.mutations import PACKAGES, Edit
 from benchmarks.testing.suite import Covering, environment, place_plugin, pytest_command
 
 LIMIT_SECONDS = 120.0
-CHOSEN_SECONDS = LIMIT_SECONDS / 2  # of the tests' own time when they were recorded, on a machine as busy as it was
-#: A test that is ended hangs if it ran for so much longer than when it was recorded.
+CHOSEN_SECONDS = LIMIT_SECONDS / 2  # recorded time of the tests to run; a busier machine takes longer
+#: A stopped test counts as hanging if it ran so much longer than when it was recorded, in seconds and as a ratio.
 HANGING_SECONDS, HANGING_RATIO = 30.0, 4.0
 START_SECONDS = 0.02  # to collect one test
 

@@ -1,8 +1,8 @@
 """Random sparse matrices of graphs and discretised equations; the same arguments give the same matrix.
 
-Collections such as SuiteSparse have them beside pruned layers: rows of very different lengths, bands, blocks. Unlike
-in ``synthetic`` no array of size m x k is made, so that hundreds of thousands of rows are drawn in a second. Weights
-are as there: 0.5 to 1.5, of either sign.
+They have what collections such as SuiteSparse have and pruned layers lack: rows of very different lengths, bands and
+blocks. Unlike ``synthetic``, this makes no array of size m x k: hundreds of thousands of rows take a second. As there,
+weights are 0.5 to 1.5, of either sign.
 """
 
 import numpy as np
@@ -25,9 +25,9 @@ STENCILS = {
 def power_law(nodes: int, mean_degree: float, seed: int, *, exponent: float = 2.1) -> SparseMatrix:
     """Return the adjacency matrix of a scale-free graph: degrees fall as ``degree ** -exponent``.
 
-    Node i, in a random order, has a chance proportional to ``(i + 1) ** (-1 / (exponent - 1))`` at both ends of an
-    edge (Chung and Lu 2002). Edges that are drawn twice count once, so that there are somewhat fewer than ``nodes *
-    mean_degree``. Raises BadRequest for an exponent of 2 or less.
+    Both ends of an edge are random nodes, with probabilities proportional to ``(i + 1) ** (-1 / (exponent - 1))`` for
+    i = 0, 1, ... in a random order of nodes (Chung and Lu 2002). Duplicate edges count once, so there are somewhat
+    fewer than ``nodes * mean_degree``. Raises BadRequest for an exponent of 2 or less.
     """
     if exponent <= 2:
         raise BadRequest(f"exponent {exponent}: more than 2, or the degrees have no mean")

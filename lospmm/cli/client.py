@@ -1,4 +1,4 @@
-"""Work that is given to the REST service: its client, and the layers of a model that come back."""
+"""Tuning by the REST service: its client, and the layers of a model that it tunes."""
 
 from dataclasses import asdict
 from typing import TYPE_CHECKING

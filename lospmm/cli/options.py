@@ -119,7 +119,7 @@ _OTHER_FLAGS: Mapping[str, tuple[Any, Any]] = MappingProxyType(
 
 
 def out_option(meaning: str) -> Any:
-    """--out: a folder, which an empty text does not name: it would stand for the current one."""
+    """--out: a folder; an empty text is refused, as it would mean the current one."""
 
     def folder(text: str) -> Path:
         if not text:
@@ -131,7 +131,7 @@ def out_option(meaning: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """What the flags of a tuning say; ``address`` is the service that does it, with its API key, or this machine."""
+    """Values of a tuning's flags; ``address`` is a service with its API key, or this machine."""
 
     device: str
     seed: int
@@ -141,7 +141,7 @@ class Tuning:
 
 
 def tunes(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the flags of a tuning, after its own; it is called with what they say as ``tuning``."""
+    """Add the flags of a tuning to a command, after its own; it is called with their values as ``tuning``."""
     own = [one for one in signature(command).parameters.values() if one.name != "tuning"]
     flags = {name: (flag, getattr(Options(), name)) for name, flag in _OPTION_FLAGS.items()} | dict(_OTHER_FLAGS)
 

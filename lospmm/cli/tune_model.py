@@ -101,7 +101,7 @@ def _table(path: Path | None, own: Mapping[str, Any]) -> LayerTable:
 
 def _tuned_here(batch: Batch, out: Path, *, quiet: bool) -> ModelFolder:
     gpu = device_of(batch.device)
-    batch.options.resolved(gpu, own_gpu())  # what no layer can have is said once
+    batch.options.resolved(gpu, own_gpu())  # refuse once what no layer can have
     folder = ModelFolder(out, replace(batch, device=gpu.name), _say_failure)
     names = [kernel.name for kernel in batch.kernels]
 

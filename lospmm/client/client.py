@@ -123,8 +123,8 @@ class Client:
 
         ``device`` is by name, and auto is the GPU of the service. ``transpose`` takes the weights as in x out.
 
-        Of the options it takes SERVED_OPTIONS, and others where they are as by default. ServiceFault also when the
-        kernel is not there within ``timeout_seconds``; the job goes on, and asking again finds it.
+        Options other than SERVED_OPTIONS must have their defaults. Raises ServiceFault also if there is no kernel
+        within ``timeout_seconds``: the job goes on, and the same call finds it.
         """
         query = options_query(device, seed, options) | columns_query(n, convolution)
         query |= layer_query(convolution, relu=relu, residual=residual)
@@ -287,7 +287,7 @@ class Client:
             raise ServiceFault(str(error)) from None
 
     def _follow(self, job_id: str, hear: Hear, deadline: float) -> Job:
-        """Wait for a job to end; ``hear`` is called with each of its events once."""
+        """Wait for a job to end; call ``hear`` once with each of its events."""
         path, after, is_ended = f"/v1/jobs/{self._told(job_id)}/events", "", False
         while True:
             heard, last = False, ""

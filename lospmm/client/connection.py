@@ -169,7 +169,7 @@ class Connection:
         shortest, longest = BACKOFF_SECONDS
         tries.pause = min(longest, max(shortest, 2 * tries.pause))
         pause = max(tries.pause, 0.0 if answer is None else _retry_after(answer.headers))
-        # Not all of those who were sent away together come back together, and nobody before the time.
+        # Random, so that clients that were refused together do not all retry together; never too early.
         time.sleep(min(left, pause * random.uniform(1.0, 1.4)))
 
 

@@ -7,15 +7,14 @@ each long row, zero at the start) and buffers for elements of B, and does three 
     Fma    accumulator <- accumulator + weight * buffer
     Store  C[row, column] <- accumulator
 
-Where several blocks share a tile (``split_k`` parts, each with some of its columns), they add up what they have. A
-thread and those of its column in the other parts then share a mailbox, in which every slot is written once:
+If several blocks share a tile (``split_k`` parts, each with some of its columns), they add up their partial sums. The
+threads of one column, one in each part, share a mailbox, in which every slot is written once:
 
     Send      slot <- accumulator
     Exchange  waits until every part has sent
     Collect   buffer <- slot
 
-What a layer adds to its product goes through the accumulators too, and what it makes of the sum is the kernel's
-``epilogue``, which every Store applies (ReLU):
+A bias and a residual are added in the accumulators; every Store applies the ``epilogue`` (ReLU):
 
     Begin     accumulator <- weight
     Residual  accumulator <- residual[row, column]

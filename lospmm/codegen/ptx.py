@@ -6,8 +6,8 @@ evict the code from the L2 cache, which every block walks (docs/decisions/0008).
 reaches 8 MiB either side of its base register (a signed 24-bit immediate), so a tile that walks further moves its
 base by whole windows of 16 MiB.
 
-A thread of a convolution with padding keeps ``%padded``, a bit for each row and column of its window that lies there.
-One predicate says whether the elements that are loaded lie there, another the same of those that are used; each is
+A thread of a padded convolution keeps ``%padded``, a bit for each row and column of its window that is in the padding.
+One predicate says whether the elements being loaded are in the padding, another whether those being used are; each is
 set again when the position in the window changes.
 """
 

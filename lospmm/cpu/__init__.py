@@ -1,7 +1,7 @@
 """Execution of the shipped text of a kernel on a CPU. To add a language, add a row to ``RUNTIMES``.
 
-It proves what the text says: addresses, dispatch, row order, weights, the order of loads and their uses. It says
-nothing of speed, of the registers that a compiler will need, or of races between threads.
+This checks what the text says: addresses, dispatch, row order, weights, the order of loads and their uses. It does not
+check speed, the registers that a compiler will need, or races between threads.
 
 A row is a function of the emission, the launch's ``Geometry``, the chosen columns (distinct), those columns of B, (k,
 columns), and of the residual, (m, columns), or None; its value is those columns of C, (m, columns), with NaN in

@@ -3,8 +3,8 @@
 A slot of a mailbox has one element for each thread, and is written once. Correct reading takes four steps, which are
 checked here, so that the result does not depend on the order in which blocks run: the writer stores (ST), makes its
 stores visible (MEMBAR), arrives at the barrier, and the reader has waited at the barrier since. A store before the
-first wait may come before its receiver has started, and one that its receiver does not wait for after the receiver
-has left.
+sender's first wait is refused, as the receiver may not have started; so is a store that the receiver does not wait
+for, as it may have left.
 
 The barrier has phases 0, 1, ...; the prologue has arrived at the first. A block that has left counts as arrived. No
 block may arrive twice in a phase (PTX ISA, ``barrier.cluster``), nor wait without having arrived, i.e. for itself. So

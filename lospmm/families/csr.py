@@ -1,8 +1,8 @@
 """Rows of A in CSR, read at run time: any matrix size and any N (row splitting, as in Sputnik).
 
-A warp has as many rows as there is room for beside the columns of C, and the entries of a row may be dealt to several
-teams of threads, whose sums are added at the end: N of 1 to 16 needs that. Rows go to warps by falling length, so
-that those of a warp, and the blocks that run at the same time, have similar work (Gale et al. 2020, "row swizzle").
+A warp has as many rows as there is room for beside the columns of C. Several teams of threads may share the entries of
+a row, and add their sums at the end: N of 1 to 16 needs that. Rows are sorted by falling length, so that those of a
+warp, and the blocks that run at the same time, have similar work (Gale et al. 2020, "row swizzle").
 """
 
 from collections.abc import Sequence

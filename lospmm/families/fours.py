@@ -1,12 +1,12 @@
 """Columns in fours of which no row has more than two: 2:4 sparsity for any pruned matrix.
 
-Columns may be grouped freely. They are chosen one by one: a four is extended by the column of which the fewest rows
-have two of the four already, among equals the one with most nonzeros. Nonzeros that do not fit are set aside and
-their column returns to the pool with those rows only; so a column may come twice, the second time in a four that it
-fits. For example, seven columns and one that comes twice make two fours, where no row would have all of any three.
+Columns may be grouped freely. They are chosen one by one: the next column of a four is that with the fewest nonzeros in
+rows where the four already has two; among equals, the one with the most nonzeros. Nonzeros that do not fit are set
+aside, and their column returns to the pool with those alone. So a column may come twice, the second time in a four that
+it fits.
 
-The last columns have no choice of neighbours left. If a few fours too many would make one chunk more, columns are
-swapped until each column fits once (``_once_each``).
+The last columns have few neighbours to choose from. If a few fours too many would add a chunk, columns are swapped
+until each fits once (``_once_each``).
 """
 
 from typing import NamedTuple

@@ -1,8 +1,8 @@
 """GroupCOO (Insum, arXiv:2510.17505): groups of equally many entries of a row, in one fused kernel.
 
 A team of ``lanes`` threads takes consecutive groups; because all are of one length, it reads A in vectors, and its
-loop has no tail. Blocks have about as many groups each whatever the rows' lengths are, and so have all teams of a
-block: a row that ends in another team than it began in is added up through shared memory, in a fixed order.
+loop has no tail. All blocks have about the same number of groups, and so have all teams of a block, whatever the rows'
+lengths: the sums of a row that spans teams are added through shared memory, in a fixed order.
 """
 
 from collections.abc import Sequence

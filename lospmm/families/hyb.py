@@ -1,8 +1,9 @@
 """hyb (SparseTIR, section 4.1) without column partitions: rows of A in buckets, padded to the longest of each.
 
 Bucket 2^i has the rows with more than 2^(i-1) entries and at most 2^i, and is as wide as the longest of them. Each
-has a schedule of its own: as many teams of threads share a row as leave ``work`` entries to each, of one warp or of
-all warps of a block, which add up their sums in a fixed order. All buckets are one launch, the widest first.
+bucket has its own number of teams of threads that share a row, so that a team has about ``work`` entries; teams are of
+one warp or of all warps of a block, and their sums are added in a fixed order. All buckets are one launch, the widest
+first.
 """
 
 from collections.abc import Sequence

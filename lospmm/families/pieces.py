@@ -1,8 +1,8 @@
 """A as bits and values: the format that kernels with few columns of B and with many of them read (``bitmap``).
 
-A piece has ``tiles`` x 16 rows and ``depth`` columns. Two elements beside each other take a bit, and two values more
-where one is not 0: with 16 bits each, 1.56 bytes an element at 50 % zeros, where csr takes 2, as the dense A does.
-Columns may be paired so that fewer are: 1.41 bytes. Values may be codes of 8 bits (``problem.values``).
+A piece has ``tiles`` x 16 rows and ``depth`` columns. Two adjacent elements take a bit, and two values more if one is
+not 0: with 16-bit values 1.56 bytes an element at 50 % zeros, where csr takes 2, as does the dense A. Permuting columns
+so that nonzeros pair up leaves 1.41 bytes. Values may be codes of 8 bits (``problem.values``).
 docs/decisions/0024 explains the layout.
 """
 

@@ -1,4 +1,4 @@
-"""Blocks of 64 rows of A for each of some warpgroups that multiply, and one more that copies (``row_block.cuh``)."""
+"""Thread blocks of warpgroups that multiply, 64 rows of A each, and one that copies (``row_block.cuh``)."""
 
 from lospmm.problem.device import DeviceSpec
 

@@ -2,8 +2,8 @@
 
 A block of threads has ``rows`` rows of A and 64 columns of C for each of its warpgroups. Only columns of A without a
 nonzero in these rows are left out, so this is for matrices that are not very sparse. It is faster than the vendor's
-product because weights are known: they are laid out when they are packed (docs/decisions/0032), and float32 is split
-into two float16 each, three products of which are as exact as float32.
+product because weights are known: they are laid out when they are packed, and a float32 is split into two float16,
+three products of which are as exact as float32 (docs/decisions/0032).
 """
 
 from collections.abc import Mapping

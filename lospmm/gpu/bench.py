@@ -32,7 +32,7 @@ from lospmm.toolchain.compile import compile_kernel
 
 __all__ = ["AGAIN", "BESIDE", "BRIEF", "CHECKED", "FULL", "Bench", "Effort", "Measurement", "Timing"]
 
-#: Effort for the fastest kernels, right after others: the replays of a full measurement, after a short warm-up.
+#: Effort for the fastest kernels, right after others: more replays than BRIEF, after as short a warm-up.
 AGAIN = Effort(replays=9, warm_micros=1_000.0, launches=8)
 
 #: Effort to check a kernel that was timed enough.

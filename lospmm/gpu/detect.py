@@ -56,7 +56,7 @@ def device_of(name: str) -> DeviceSpec:
 def own_gpu_id() -> str:
     """Return 32 hexadecimal digits that identify this process's first GPU; empty without one.
 
-    A process that is shown another GPU as its first one (``CUDA_VISIBLE_DEVICES``) has another.
+    ``CUDA_VISIBLE_DEVICES`` decides which GPU is the first.
     """
     driver, gpu = _first()
     if gpu is None:

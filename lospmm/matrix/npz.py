@@ -1,6 +1,6 @@
 """NumPy's ``.npy`` and ``.npz`` from untrusted bytes, and the sparse layouts that an ``.npz`` holds.
 
-Nothing is allocated on a header's word: sizes are compared with the bytes present, and inflation is capped. To read
+Sizes in headers are compared with the bytes present before anything is allocated, and inflation is capped. To read
 another sparse layout, add a row to ``LAYOUTS``. Format: numpy.lib.format; layouts: scipy.sparse.save_npz.
 """
 

@@ -1,4 +1,4 @@
-"""ONNX models: the bytes read, and the initializers as the tensors of a ``.safetensors`` are given to ``readers``."""
+"""ONNX models: their initializers as tensors, in the form of ``safetensors_file``."""
 
 import math
 import re

@@ -1,4 +1,4 @@
-"""Files of ``torch.save``, without PyTorch: the tensors of a state dict, as those of a ``.safetensors`` are given.
+"""Files of ``torch.save``, read without PyTorch: the tensors of a state dict, in the form of ``safetensors_file``.
 
 Such a file is a zip archive with a pickle. Only what a state dict consists of is unpickled: dicts, numbers, strings and
 tensors. No class of the file is looked up, and nothing of it is called.

@@ -54,7 +54,7 @@ def tune_here(folder: ModelFolder, batch: Batch, gpu: DeviceSpec, *, store: Stor
 
 
 def join_layers(folder: ModelFolder, batch: Batch, *, store: Store, heard: Callable[[str], None]) -> None:
-    """Put the kernels of each layer for several N into one cubin, which has A once; those of memory low alone can be.
+    """Join each layer's kernels for several N (``memory`` low) in one cubin, which has A once.
 
     ``heard`` is called with the layer before. Kernels that cannot be joined fail. Raises as ``tune_here``.
     """

@@ -150,7 +150,7 @@ class ModelFolder:
     def keep(self, kernel: LayerKernel, digest: str | None, found: Artifact) -> None:
         """Write a kernel, and the report. Raises BadRequest for a kernel's folder that holds something else.
 
-        What it shares with another kernel of its layer, as A, is on the disk once.
+        Files that it shares with other kernels of its layer, such as A, are stored once.
         """
         if not self._begun:  # from here on the folder is known as a model's, should this process be killed
             self._write()

@@ -1,7 +1,7 @@
 """8-bit values of A: a code for each nonzero, and a scale for each row. To add a type, add a row to ``VALUE_TYPES``.
 
-A weight w of a row with the largest magnitude w_max is held as the nearest code of w / scale, and scale = w_max /
-largest. Kernels multiply by the codes, in float16 without rounding, and the sums in float32 by the scale.
+A weight w is stored as the code nearest to w / scale, where scale is the largest magnitude of its row over the largest
+code. Kernels multiply by the codes, in float16 without rounding, and then the float32 sums by the scale.
 """
 
 from collections.abc import Mapping

@@ -45,7 +45,7 @@ def forecast_of_candidate(problem: Problem, candidate: UnrolledPlan) -> int:
 def forecast_of_each(problem: Problem, candidates: UnrolledPlans) -> Ints:
     """Return the registers per thread of each candidate, (candidates,).
 
-    Before the rows are regrouped, none counts as long.
+    Before rows are regrouped, none counts as long.
     """
     seconds = seconds_of_each(problem, candidates)
     needed, given_up = _needed(problem, candidates, seconds)

@@ -2,10 +2,10 @@
 
     python -m fitting.clusters [--out DIR]
 
-needs an H200 or H100. The first: clusters of blocks that each fill an SM stay for a while; those that started before
-the first one ended ran at a time. The second: of two blocks one arrives at the cluster's barrier and waits some
-cycles later; the other writes a number much later, and then arrives. A block that really waited reads the number.
-Writes ``clusters.jsonl`` and prints both.
+needs an H200 or H100. The first: clusters whose blocks each fill an SM run for a while; those that started before the
+first one ended ran at the same time. The second: one of two blocks arrives at the cluster's barrier and waits some
+cycles later; the other writes a number much later, and then arrives. If the wait took effect, the first block reads the
+number. Writes ``clusters.jsonl`` and prints both.
 """
 
 import tempfile

@@ -1,4 +1,4 @@
-"""Workers beside the server: ``lospmm worker`` as child processes, restarted when they die.
+"""Workers on the server's machine: ``lospmm worker`` as child processes, restarted when they die.
 
 The server knows at once that a child has ended, and releases its job without waiting for the lease. A server that is
 killed leaves its workers: each watches its parent, and gives its job back when the parent is gone.

@@ -34,12 +34,12 @@ _log = logging.getLogger(__name__)
 
 
 def most_connections(files: int) -> int:
-    """Return how many connections a process may have that may have so many open files."""
+    """Return the most connections of a process that may open so many files."""
     return max(ACCEPTED_AT_ONCE, (files - OWN_FILES) // 2)
 
 
 class Door:
-    """The connections of a server, at most ``most``: where there is no room, the longest idle one makes it."""
+    """The connections of a server, at most ``most``: if it is full, the longest idle one is closed."""
 
     def __init__(self, most: int) -> None:
         self.most = most

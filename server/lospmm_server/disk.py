@@ -1,4 +1,4 @@
-"""The disks of the service: whether they take files, and are those that this process began with."""
+"""The disks of the service: whether they can be written, and are still those that this process started with."""
 
 import os
 import tempfile

@@ -1,4 +1,4 @@
-"""Detection of dead workers: those whose jobs have had no new beat for as long as they were observed.
+"""Detection of dead workers: those whose jobs had no new beat while this process observed them for long enough.
 
 Only the observer's own monotonic clock counts. So it does not matter when a machine's time of day jumps, or whether
 two machines agree on it.

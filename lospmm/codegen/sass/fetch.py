@@ -5,10 +5,9 @@ and in order, so they would wait for memory at every few lines of it (docs/decis
 word of a sector of its tile's code, and of others behind it, into no register; nothing waits for them. Neighbouring
 blocks of a tile, which run on SMs beside each other, share it out.
 
-They are loads, not prefetches: those fill the half of the L2 cache that memory behind it belongs to, these also the
-other half, where the SM is on that side. And they are ordinary loads: what is loaded as B is ("no allocation") the
-cache gives up first. compute-sanitizer takes them for reads outside of any array: LOSPMM_FETCH_CODE=0 leaves them
-out.
+They are loads, not prefetches: a prefetch fills only the half of the L2 cache that its memory belongs to, a load also
+the SM's half. They lack the hint of loads of B ("no allocation"), whose lines are evicted first. compute-sanitizer
+reports them as reads outside of any array: LOSPMM_FETCH_CODE=0 leaves them out.
 """
 
 from dataclasses import replace

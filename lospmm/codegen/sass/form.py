@@ -1,11 +1,10 @@
 """Machine code as a table, one row per instruction: written by the scheduler, read by ``encode``.
 
-A row holds the operands of its instruction and the control fields, by which the hardware is told what it does not
-find out for itself: how long to wait before the next instruction and which scoreboards a result is announced on. Rows
-start as ``blank`` rows; an instruction's own fields are then set, and every other field stays as it was, which
-``encode`` insists on. NVIDIA publishes no description of these bits: names are those that nvdisasm prints, the
-control fields those of Jia et al., "Dissecting the NVIDIA Volta GPU Architecture via Microbenchmarking" (2018),
-section 2.1.
+A row holds an instruction's operands and control fields. Control fields tell the hardware how long to wait before the
+next instruction, and which scoreboards signal a result. A row starts as a ``blank`` row; only the instruction's own
+fields may then be set, which ``encode`` checks. NVIDIA publishes no description of these bits: names are those that
+nvdisasm prints, the control fields those of Jia et al., "Dissecting the NVIDIA Volta GPU Architecture via
+Microbenchmarking" (2018), section 2.1.
 """
 
 from collections.abc import Sequence

@@ -2,9 +2,8 @@
 
 A word of B, of C and of every register is then two neighbouring columns, the lower half first, so a kernel for n
 columns of 16-bit numbers is one for n / 2 columns of words. A multiply-add has its weight twice in its immediate and
-takes the 16 bytes of one of float32: half the code for the same work, and half of B (docs/decisions/0008). Sums are
-16 bits wide too. Their error grows with the nonzeros of a row: half a unit in the last place for each, of 2^-11 or,
-with bfloat16, 2^-8 of the sum so far.
+takes 16 bytes, as in float32: half the code for the same work, and half of B (docs/decisions/0008). Sums are 16 bits
+wide too. Each nonzero of a row adds a rounding error of up to 2^-11 of the sum so far (bfloat16: 2^-8).
 """
 
 from collections.abc import Mapping

@@ -1,11 +1,10 @@
 """Machine code of a layer's padding, bias, residual and ReLU.
 
-- A thread keeps a bit for each row and column of its window that lies in the padding (``Entry.padded``). A predicate
-  says whether the elements that it loads next lie there, another the same of those that it multiplies; both
-  walk the positions of the window in the same order, and each is a pair of predicates that alternate: one is set while
-  the other is in use.
-- Skipped multiply-adds leave the accumulator unchanged: one whose first multiply-add may be skipped is cleared before.
-- A residual is loaded into the accumulator, all rows at once; they share the scoreboard of addresses.
+- A thread keeps a bit for each row and column of its window that is in the padding (``Entry.padded``). One predicate
+  says whether the elements being loaded are in the padding, another whether those being multiplied are. Each is a pair
+  of predicates that alternate, so that one can be set while the other is in use.
+- Skipped multiply-adds leave the accumulator unchanged: if its first one may be skipped, it is cleared before.
+- A residual is loaded into the accumulators, all rows at once; the loads share the scoreboard of addresses.
 """
 
 import numpy as np

@@ -1,9 +1,9 @@
 """The PTX before the tiles: finds this thread's column, leaves if there is none, jumps to its tile.
 
-ptxas compiles it once for every n and number of threads, and how many blocks fetch a tile's code (``fetch``). Its two
-targets stand in for the tiles: they load and store through the registers that a tile will find filled (``Entry``),
-and are how those are found out (``lospmm.toolchain.cubin``). Where blocks share a tile, it also tells the cluster
-that this block has started.
+ptxas compiles it once for each n, number of threads, and number of blocks that fetch a tile's code (``fetch``). Two
+targets stand in for the tiles: they load and store through the registers that tiles will use (``Entry``), so that
+``lospmm.toolchain.cubin`` can read which registers ptxas chose. If blocks share a tile, the prologue also tells the
+cluster that this block has started.
 """
 
 from collections.abc import Callable, Mapping, Sequence

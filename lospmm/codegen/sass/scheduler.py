@@ -9,12 +9,12 @@ here is all that the hardware does not find out for itself (control fields as in
   operands when it is issued, so a buffer may be loaded anew by the very next instruction;
 - the first multiply-add of an accumulator adds to R255, which is zero;
 - memory is walked in windows, since a load or store does not reach further (``addresses``);
-- the parts of a tile send each other sums through shared memory, to one part after another, once all have started;
-  what is sent is seen once all have met again. What a part collects it loads and adds like an element of B;
+- the parts of a tile send each other sums through shared memory, to one part after another, once all have started, and
+  read them after the next cluster barrier; a part loads and adds received sums like elements of B;
 - the warps of a block meet at a barrier every ``lockstep`` instructions. Code is walked once by every warp, and the
   cache that feeds them holds 2,048 instructions: warps that drift further apart fetch all code several times
   (docs/decisions/0008);
-- what a layer adds to its product is in ``layer``; elements of 16 bits are in ``narrow``, rows in parts in ``folds``.
+- padding, bias, residual, ReLU and long rows are in ``layer``, elements of 16 bits in ``narrow``.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,8 @@
 """cuSPARSELt on an A of 2:4 sparsity: of four neighbours in a row, two are zero.
 
-What a user could have had: A pruned to 2:4 by magnitude, where it is not 2:4 already, for twice the arithmetic of a
-dense layer. That is another matrix, so the time is told beside the kernel's and chooses nothing, and the gate compares
-C with the product of the pruned A. A is compressed and the library's algorithms are searched outside of the timing.
+An alternative for users: A pruned to 2:4 by magnitude, if it is not 2:4 already, for twice the arithmetic of a dense
+layer. That is another matrix, so its time is shown beside the kernel's but decides nothing, and the gate compares C
+with the product of the pruned A. Compressing A and searching the library's algorithms are not timed.
 
 Functions, structures and enumerators: cusparseLt.h of 0.8.0, which PyTorch 2.11 brings, and of 0.10.0, which agree, and
 https://docs.nvidia.com/cuda/cusparselt/functions.html. A GPU before sm_80 is refused by the library itself.

@@ -1,11 +1,11 @@
 """Choice of an unrolled kernel without timing, in TF32 and 16 bits, from a few dozen candidates.
 
-The rank model has learned from float32, with one column a thread. Here kernels of one column and of two compete
-(``considered``), and three models sort them by the rank model's features, its score, and the work of a block and an
-SM (``SHARES``): LambdaMART, as the rank model is, and regressions of how much slower than the fastest a kernel is,
-and of the factor that its estimate is off by. Their errors differ, so their scores are added, each in standard
-deviations within the problem. The last also predicts the time of the first. They were trained on the times of such
-kernels (``fitting.fit_untimed``), for one GPU.
+The rank model was trained on float32, with one column a thread. Here kernels of one column and of two compete
+(``considered``). Three models sort them by the rank model's features, its score, and the work of a block and an SM
+(``SHARES``): LambdaMART, a regression of how much slower than the fastest a kernel is, and a regression of the factor
+by which its estimate is off. Their errors differ, so their scores are added, each in standard deviations within the
+problem. The last model also predicts the chosen kernel's time. They were trained on the times of such kernels
+(``fitting.fit_untimed``), for one GPU.
 """
 
 import hashlib

@@ -87,7 +87,7 @@ def _dropped(
     return uneven(m, k, sparsity, _seed(random), **spread, empty_rows=empty_rows, empty_columns=empty_columns)
 
 
-#: How a matrix is drawn, by the name that lines of data carry; a pattern stands here as often as it is to be drawn.
+#: Functions that draw a matrix, by the name in lines of data; a pattern drawn more often stands here more than once.
 PATTERNS: Mapping[str, Callable[[int, int, float, np.random.Generator], SparseMatrix]] = MappingProxyType(
     {
         "uniform": _uniform,
