@@ -28,7 +28,7 @@ __all__ = [
 
 Record = dict[str, Any]
 
-#: The row of unrolled kernels whose sums have 16 bits: a user's choice, which takes no part in what else is told.
+#: The row of unrolled kernels with 16-bit sums: a user's choice, left out of the other rows.
 ROUNDED = "unrolled, 16-bit sums"
 
 #: Of a family that was timed again: the microseconds of the dense multiplication in the same run.

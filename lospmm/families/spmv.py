@@ -34,7 +34,7 @@ MOST_ROWS = 256
 #: Warps of a block, blocks of an SM, and units that a warp loads ahead.
 WARPS, BLOCKS, AHEAD = (8, 16, 32), (1, 2, 3), (1, 2)
 
-#: All warps have room for as many units as the fullest. The most of that room, over the units that there are.
+#: All warps have room for as many units as the fullest one; this is the largest ratio of that room to the units in use.
 MOST_PADDING = 4
 
 

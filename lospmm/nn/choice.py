@@ -167,7 +167,7 @@ def settled(count: int, dense: float, measure: Callable[[int], float]) -> tuple[
 
     ``measure`` returns the model's time with the 1 to ``count`` layers of the largest gains on kernels, ``dense`` is
     its time with none. The number is halved as long as that is faster, or nothing is; then the numbers midway to its
-    neighbours are tried. A trial may compile the model, so that there are at most two more than ``count`` has bits.
+    neighbours are tried. A trial may compile the model, so there are at most two more than ``count`` has bits.
     """
     times = {0: dense}
     best = 0

@@ -1,6 +1,6 @@
 """Limits on the length of float32 sums: long rows are summed in parts to keep rounding errors small.
 
-Each of the n additions of a chain rounds by at most u = 2^-24 of what it has by then, at random by 0.42 u of it (the
+Each of the n additions of a chain rounds by at most u = 2^-24 of the sum so far, at random by 0.42 u of it (the
 root of the mean square, for mantissas drawn evenly on a logarithmic scale). With products drawn around zero the sum
 so far is a random walk, so that errors add up to about 0.42 u sqrt(n / 2) |a| |b|, where the element itself has |a|
 |b|. Rows that are longer than ``chain_limits`` allows are added up in parts of equal length, each from zero, and the

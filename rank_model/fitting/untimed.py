@@ -302,7 +302,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=max(1, len(os.sched_getaffinity(0)) - 1), metavar="COUNT")
     parser.add_argument("--commit", help="what is measured, where git cannot tell")
     parser.add_argument("--dry", action="store_true", help="with made up times")
-    parser.add_argument("--features", action="store_true", help="write anew what the model is told of each kernel")
+    parser.add_argument("--features", action="store_true", help="renew the features of each kernel")
     arguments = parser.parse_args()
     try:
         if arguments.features:

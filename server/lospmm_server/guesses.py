@@ -1,4 +1,4 @@
-"""Wrong API keys: who sends many is told to stop, and the log has a line a second about all of them.
+"""Wrong API keys: clients that send many are refused, and the log has at most a line a second about them.
 
 A valid key is always let in: other clients may share the address, as behind a proxy, and a key of 256 random bits
 cannot be found by trying.

@@ -54,7 +54,7 @@ def run(bench: "Workbench", task: BaselineTask) -> BaselineTime:
             fill_a(driver, operands, problem)
 
     def check_copies(enqueue: Enqueue, held_to: Prepare) -> GateVerdict:
-        """On the first copy and on the last: a library that takes another copy than it is told is found out."""
+        """Check the first and the last copy, to find a library that uses another copy than the given one."""
         verdicts = []
         for copy in dict.fromkeys((0, operands.copies - 1)):
             verdicts.append(run_and_check(driver, bench.gate, operands, held_to, enqueue, copy=copy))
