@@ -2,10 +2,10 @@
 
     python -m benchmarks.reordering [--out DIR] [--quick] [--layers DIR]
 
-writes ``reordering.jsonl``, one record a line, and ``reordering.png``. A record with ``"measure": "tiles"`` is one
-method on one matrix of ``paired_blocks``; ``"layers"``, Algorithm 1 over no reordering on one file of ``--layers``;
-``"seconds"``, ``regroup`` for every M1 from 1 to 240. The partitioner, Mt-KaHyPar, is left out where it is not
-installed.
+writes ``reordering.jsonl``, one record a line. A record with ``"measure": "tiles"`` is one method on one matrix of
+``paired_blocks`` (``benchmarks.paper`` times their kernels: Figure 6); ``"layers"``, Algorithm 1 over no reordering on
+one file of ``--layers``; ``"seconds"``, ``regroup`` for every M1 from 1 to 240. The partitioner, Mt-KaHyPar, is left
+out where it is not installed.
 """
 
 import argparse
@@ -16,20 +16,19 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 from numpy.typing import NDArray
 
 from lospmm.matrix import readers
 from lospmm.matrix.csr import SparseMatrix
 from lospmm.problem.problem import ceil_div
-from lospmm.space.candidates import Tiling
+from lospmm.space.candidates import RowTile, Tiling
 from lospmm.space.reorder import natural_order, regroup
 from lospmm_datasets.synthetic import paired_blocks, uniform
 
 Record = dict[str, Any]
-#: The tile of each row of a matrix, (m,), for an M1.
-Method = Callable[[SparseMatrix, int], NDArray[np.int64]]
+#: The tiles of a matrix for an M1.
+Method = Callable[[SparseMatrix, int], Tiling]
 
 SIZE_LIMIT = 32
 LAYER_SIZE_LIMITS = [8, 32, 128]
@@ -37,14 +36,15 @@ SIMILARITIES = [step / 10 for step in range(10)]
 LOAD_RATIOS = [1, 2, 3]
 #: (m, k, sparsity): a layer of a Transformer, a wide convolution, and a vocabulary.
 TIMED_SHAPES = [(3072, 768, 0.9), (2048, 4608, 0.9), (33708, 512, 0.9)]
-STYLES = {"no reordering": "s--", "Algorithm 1": "o-", "Mt-KaHyPar": "^:"}
 
 
-def tile_of_row(matrix: SparseMatrix, tiling: Tiling) -> NDArray[np.int64]:
-    placement = np.full(matrix.m, -1, dtype=np.int64)
-    for number, tile in enumerate(tiling.tiles):
-        placement[tile.rows] = number
-    return placement
+def tiling_of(matrix: SparseMatrix, placement: NDArray[np.int64]) -> Tiling:
+    """The tiling of ``placement``, (m,), the tile of each row; its M1 is what the largest tile has."""
+    filled = matrix.row_nnz > 0
+    members = [np.flatnonzero(filled & (placement == tile)) for tile in np.unique(placement[filled])]
+    parts = [(rows.astype(np.int32), matrix.to_scipy()[rows]) for rows in members]
+    tiles = tuple(RowTile(rows, part.nnz, len(np.unique(part.indices))) for rows, part in parts)
+    return Tiling(max(map(len, members)), tiles, np.flatnonzero(~filled).astype(np.int32))
 
 
 def kahypar_method() -> Method | None:
@@ -55,7 +55,7 @@ def kahypar_method() -> Method | None:
         return None
     library = mtkahypar.initialize(1, print_warnings=False)
 
-    def partition(matrix: SparseMatrix, size_limit: int) -> NDArray[np.int64]:
+    def partition(matrix: SparseMatrix, size_limit: int) -> Tiling:
         mtkahypar.set_seed(0)
         context = library.context_from_preset(mtkahypar.PresetType.DETERMINISTIC_QUALITY)
         context.set_partitioning_parameters(ceil_div(matrix.m, size_limit), 0.03, mtkahypar.Objective.KM1)
@@ -64,15 +64,15 @@ def kahypar_method() -> Method | None:
         columns = [rows.tolist() for rows in np.split(by_column.indices, by_column.indptr[1:-1]) if len(rows)]
         weights = matrix.row_nnz.tolist()
         hypergraph = library.create_hypergraph(context, matrix.m, len(columns), columns, weights, [1] * len(columns))
-        return np.array(hypergraph.partition(context).get_partition())
+        return tiling_of(matrix, np.array(hypergraph.partition(context).get_partition()))
 
     return partition
 
 
 def methods() -> dict[str, Method]:
     found: dict[str, Method] = {
-        "no reordering": lambda matrix, limit: tile_of_row(matrix, natural_order(matrix, limit)),
-        "Algorithm 1": lambda matrix, limit: tile_of_row(matrix, regroup(matrix, [limit])[limit]),
+        "no reordering": natural_order,
+        "Algorithm 1": lambda matrix, limit: regroup(matrix, [limit])[limit],
     }
     partitioner = kahypar_method()
     if partitioner is None:
@@ -82,19 +82,14 @@ def methods() -> dict[str, Method]:
     return found
 
 
-def tile_figures(matrix: SparseMatrix, placement: NDArray[np.int64]) -> Record:
-    """What a grouping asks of thread blocks; counted here anew, so that all methods are measured alike."""
-    tiles = int(placement.max()) + 1
-    used = placement >= 0
-    nnz = np.bincount(placement[used], weights=matrix.row_nnz[used], minlength=tiles)
-    cells = np.unique(placement[matrix.rows_of_nonzeros()] * matrix.k + matrix.indices)
-    nnc = np.bincount(cells // matrix.k, minlength=tiles)
+def tile_figures(tiling: Tiling) -> Record:
+    """What a grouping asks of thread blocks."""
     return {
-        "max_nnc": int(nnc.max()),
-        "total_nnc": int(nnc.sum()),
-        "max_nnz": int(nnz.max()),
-        "nnz_variation": round(float(nnz.std() / nnz.mean()), 4),
-        "max_rows": int(np.bincount(placement[used]).max()),
+        "max_nnc": int(tiling.nnc.max()),
+        "total_nnc": int(tiling.nnc.sum()),
+        "max_nnz": int(tiling.nnz.max()),
+        "nnz_variation": round(float(tiling.nnz.std() / tiling.nnz.mean()), 4),
+        "max_rows": max(len(tile.rows) for tile in tiling.tiles),
     }
 
 
@@ -105,10 +100,10 @@ def measure_tiles(similarities: list[float], load_ratios: list[int]) -> Iterator
             matrix = paired_blocks(similarity, load_ratio, seed=0)
             for name, method in compared.items():
                 started = time.perf_counter()
-                placement = method(matrix, SIZE_LIMIT)
+                tiling = method(matrix, SIZE_LIMIT)
                 seconds = round(time.perf_counter() - started, 4)
                 setting = {"method": name, "load_ratio": load_ratio, "similarity": similarity}
-                yield {"measure": "tiles", **setting, **tile_figures(matrix, placement), "seconds": seconds}
+                yield {"measure": "tiles", **setting, **tile_figures(tiling), "seconds": seconds}
 
 
 def measure_layers(folder: Path) -> Iterator[Record]:
@@ -116,9 +111,7 @@ def measure_layers(folder: Path) -> Iterator[Record]:
     for path in sorted([*folder.rglob("*.smtx"), *folder.rglob("*.npz")]):
         matrix = readers.read(path).matrix
         for limit, tiling in regroup(matrix, LAYER_SIZE_LIMITS).items():
-            before, after = (
-                tile_figures(matrix, tile_of_row(matrix, either)) for either in (natural_order(matrix, limit), tiling)
-            )
+            before, after = map(tile_figures, (natural_order(matrix, limit), tiling))
             ratios = {name: round(after[name] / before[name], 3) for name in ("max_nnc", "total_nnc", "max_nnz")}
             layer = path.relative_to(folder).as_posix()
             yield {"measure": "layers", "layer": layer, "size_limit": limit, **ratios}
@@ -160,53 +153,21 @@ def print_table(records: list[Record]) -> None:
             print(f"every M1 from 1 to 240, {shape}, {threads}: {spent}")
 
 
-def plot(records: list[Record], path: Path) -> None:
-    load_ratios = sorted({record["load_ratio"] for record in records})
-    figure, panels = plt.subplots(
-        2, len(load_ratios), figsize=(11, 6.5), sharex=True, sharey="row", squeeze=False, layout="constrained"
-    )
-    for name, style in STYLES.items():
-        of_method = [record for record in records if record["method"] == name]
-        if not of_method:
-            continue
-        label = f"{name} (tiles of up to {max(record['max_rows'] for record in of_method)} rows)"
-        for column, load_ratio in enumerate(load_ratios):
-            points = [record for record in of_method if record["load_ratio"] == load_ratio]
-            similarity = [record["similarity"] for record in points]
-            for row, figure_name in enumerate(("max_nnc", "total_nnc")):
-                panels[row][column].plot(similarity, [point[figure_name] for point in points], style, label=label)
-    for panel in panels.flat:
-        panel.grid(alpha=0.3)
-        panel.set_ylim(bottom=0)
-    for column, load_ratio in enumerate(load_ratios):
-        panels[0][column].set_title(f"load ratio {load_ratio}")
-        panels[1][column].set_xlabel("similarity R of paired blocks")
-    panels[0][0].set_ylabel("largest nnc of a tile")
-    panels[1][0].set_ylabel("nnc of all tiles")
-    figure.legend(*panels[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
-    figure.suptitle("1,024 x 1,024 at 98 %, M1 = 32: columns of B that tiles read (less is better)")
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description="Section 4.3: what reordering does to the tiles, and how fast it is.")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results", help="where results go")
     parser.add_argument("--quick", action="store_true", help="three similarities, two load ratios, the smallest shape")
     parser.add_argument("--layers", type=Path, help="a folder of pruned layers to regroup too")
     options = parser.parse_args()
-    plt.switch_backend("agg")
     similarities, load_ratios, shapes = (
         ([0.0, 0.5, 0.9], [1, 3], TIMED_SHAPES[:1]) if options.quick else (SIMILARITIES, LOAD_RATIOS, TIMED_SHAPES)
     )
-    tiles = list(measure_tiles(similarities, load_ratios))
-    layers = [] if options.layers is None else list(measure_layers(options.layers))
-    records = [*tiles, *layers, *measure_seconds(shapes)]
+    layers = () if options.layers is None else measure_layers(options.layers)
+    records = [*measure_tiles(similarities, load_ratios), *layers, *measure_seconds(shapes)]
     print_table(records)
     options.out.mkdir(parents=True, exist_ok=True)
     lines = "".join(json.dumps(record) + "\n" for record in records)
     (options.out / "reordering.jsonl").write_text(lines)
-    plot(tiles, options.out / "reordering.png")
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
 """The paper's tables and figures on this GPU: what it says beside what was measured here.
 
-    python -m benchmarks.paper --measure [--out DIR] [--ncu PROGRAM]   needs an NVIDIA GPU of the device table
-    python -m benchmarks.paper [--out DIR]                             plots and tables from the files, without one
+    python -m benchmarks.paper --measure [4|6|9]... [--out DIR] [--ncu PROGRAM]   needs a GPU of the device table
+    python -m benchmarks.paper [--out DIR]                                        plots and tables from the files
 
-``--measure`` writes ``paper_figures.jsonl``: Figures 4, 6 and 9, by the GPU's counters where ``--ncu`` (Nsight Compute)
-answers. The others come from ``kernels.jsonl`` (``benchmarks.kernels``), ``proxies_on_gpu.jsonl``
-(``benchmarks.proxies_on_gpu``), ``paper_choices.jsonl.gz`` and ``paper_exhaustive.jsonl.gz``, which are all parts of
-``benchmarks.choices`` and of ``benchmarks.exhaustive``, packed by ``--pack FILE...``. A file that is not there has no
-rows. To add a figure, add a row to ``FIGURES``.
+``--measure`` writes ``paper_figures.jsonl``: Figures 4, 6 and 9, or those named and the others as they were, by the
+GPU's counters where ``--ncu`` (Nsight Compute) answers. The others come from ``kernels.jsonl``
+(``benchmarks.kernels``), ``proxies_on_gpu.jsonl`` (``benchmarks.proxies_on_gpu``), ``paper_choices.jsonl.gz`` and
+``paper_exhaustive.jsonl.gz``, which are all parts of ``benchmarks.choices`` and of ``benchmarks.exhaustive``, packed by
+``--pack FILE...``. A file that is not there has no rows. To add a figure, add a row to ``FIGURES``.
 """
 
 import argparse
@@ -62,22 +62,27 @@ FIGURES: Mapping[str, Figure] = MappingProxyType(
     }
 )
 
-#: Figures whose records are lines of MEASURED, and how these name them.
+#: Figures whose records are lines of MEASURED, how these name them, and what measures them.
 NUMBERS = {"Figure 4": ("4",), "Figure 6": ("6",), "Figure 9": ("9", "9 counted")}
+MEASURES = {"4": load.measure, "6": regrouped.measure, "9": fetch.measure}
 
 
-def measure(out: Path, ncu: str | None) -> None:
+def measure(out: Path, ncu: str | None, numbers: Sequence[str] = tuple(MEASURES)) -> None:
+    lines = read_lines(out / MEASURED) if (out / MEASURED).exists() else []
     with (out / MEASURED).open("w") as results:
 
         def keep(record: Record) -> None:
             results.write(json.dumps(record) + "\n")
             results.flush()
 
+        for line in lines:
+            if line["figure"].split()[0] not in numbers:
+                keep(line)
         with Stand() as stand:
-            for figure in (load, regrouped, fetch):
-                for record in figure.measure(stand):
+            for number in numbers:
+                for record in MEASURES[number](stand):
                     keep(record)
-        if ncu is not None:
+        if ncu is not None and "9" in numbers:
             for record in fetch.counted(ncu, COUNTING_SECONDS):
                 keep(record)
 
@@ -135,7 +140,7 @@ def _without(line: Record, ways: set[str]) -> Record:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=RESULTS)
-    parser.add_argument("--measure", action="store_true")
+    parser.add_argument("--measure", nargs="*", choices=MEASURES, metavar="4|6|9")
     parser.add_argument("--pack", type=Path, nargs="+", metavar="FILE", help="what the parts of long runs have written")
     parser.add_argument("--over", type=Path, nargs="+", default=[], metavar="FILE", help="choices of a later search")
     parser.add_argument("--ncu", help="Nsight Compute's command line, to count what Figure 9 shows")
@@ -144,8 +149,8 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     pack(options.pack or (), options.out, options.over)
     try:
-        if options.measure:
-            measure(options.out, options.ncu)
+        if options.measure is not None:
+            measure(options.out, options.ncu, options.measure or tuple(MEASURES))
     except LospmmError as error:
         sys.exit(f"benchmarks.paper: {error}")
     for name, figure in FIGURES.items():

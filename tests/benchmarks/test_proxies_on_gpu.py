@@ -1,12 +1,12 @@
 """Proxies beside kernels, and the small problems of the paper's figures, with a GPU that invents its times."""
 
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
+import numpy as np
 import pytest
 
 from benchmarks import proxies_on_gpu
@@ -15,13 +15,15 @@ from benchmarks.paper import __main__ as paper
 from benchmarks.paper import fetch, load, regrouped, timing
 from benchmarks.paper.tables import AXES
 from benchmarks.proxies_on_gpu import build_pair, candidates_of, main, table
+from benchmarks.reordering import tiling_of
 from lospmm.errors import GpuFault
 from lospmm.gpu.messages import Measure, Measurement, Ready
 from lospmm.gpu.timing import FULL, Effort, Timing
 from lospmm.problem.device import DEVICES
 from lospmm.problem.problem import Launch, Problem
+from lospmm.space.reorder import natural_order
 from lospmm.tuning.build import for_emitter
-from lospmm_datasets.synthetic import uniform
+from lospmm_datasets.synthetic import paired_blocks, uniform
 
 #: What each searched, and the microseconds of what it chose.
 PAIR_OF_SEARCHES = (("full", 7, 2.0, 12.0), ("proxy", 30, 1.5, 9.0))
@@ -125,11 +127,21 @@ def test_figures_are_measured_problem_by_problem(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(regrouped, "SIMILARITIES", [0.0, 0.9])
     monkeypatch.setattr(regrouped, "LOAD_RATIOS", [1])
     monkeypatch.setattr(fetch, "KERNELS", ((8, 32), (8, 600), (8, 1200)))
+    compared = {"no reordering": natural_order, "Mt-KaHyPar": lambda m, _: tiling_of(m, np.arange(m.m) // 36)}
+    monkeypatch.setattr(regrouped, "methods", lambda: compared)
     paper.measure(tmp_path, None)
-    found = [json.loads(line) for line in (tmp_path / paper.MEASURED).read_text().splitlines()]
+    found = paper.read_lines(tmp_path / paper.MEASURED)
     assert _of(found, "4", "nnc") == [64, 64, 128, 128] * len(load.NNZ)
-    assert _of(found, "6", "method") == list(regrouped.METHODS) * 2
+    assert _of(found, "6", "method") == list(compared) * 2
+    assert _of(found, "6", "max_rows") == [32, 36] * 2
+    plain = [natural_order(paired_blocks(similarity, 1, seed=0), 36) for similarity in regrouped.SIMILARITIES]
+    assert _of(found, "6", "total_nnc")[1::2] == [tiling.nnc.sum() for tiling in plain]
     assert _of(found, "9", "iterations") == [32, 600, 1200]
+    monkeypatch.setattr(regrouped, "SIMILARITIES", [0.5])
+    paper.measure(tmp_path, None, ["6"])
+    again = paper.read_lines(tmp_path / paper.MEASURED)
+    assert _of(again, "6", "similarity") == [0.5, 0.5]
+    assert [one for one in again if one["figure"] != "6"] == [one for one in found if one["figure"] != "6"]
 
 
 def _of(records: Sequence[dict[str, Any]], figure: str, name: str) -> list[Any]:
