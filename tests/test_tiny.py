@@ -38,7 +38,6 @@ FIELDS = {
         "rows",
         "cols",
         "prefetch",
-        "fmas_per_load",
         "column_group",
         "lockstep",
         "count",

@@ -34,7 +34,7 @@ def point_of(candidate: UnrolledPlan) -> Point:
 def parts_of(point: Point) -> tuple[TileSize, Schedule]:
     """What a point stands for: a candidate without its tiling."""
     rows, cols, split_k, prefetch, column_group, lockstep = point
-    return TileSize(rows, cols), Schedule(prefetch, None, column_group, lockstep, split_k)
+    return TileSize(rows, cols), Schedule(prefetch, column_group, lockstep, split_k)
 
 
 @dataclass(frozen=True)

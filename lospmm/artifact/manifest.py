@@ -23,7 +23,6 @@ class Tile:
     rows: PositiveInt
     cols: PositiveInt
     prefetch: NonNegativeInt
-    fmas_per_load: int | None
     column_group: NonNegativeInt  # column blocks next to each other that run the same tile; 0: all of them
     lockstep: NonNegativeInt  # instructions between two barriers; 0: none
     count: NonNegativeInt  # tiles with nonzeros

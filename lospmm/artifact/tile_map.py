@@ -44,7 +44,6 @@ class MappedCandidate:
     rows: int
     cols: int
     prefetch: int
-    fmas_per_load: int | None
     column_group: int
     lockstep: int
     split_k: int

@@ -85,7 +85,7 @@ def interleave(
     """
     broken = _broken(accumulator, limits)
     buffers = min(schedule.prefetch, len(np.unique(column)))
-    sums = _sums(Op.LOAD, broken.accumulator, column, weight, _Ring(schedule, buffers), broken)
+    sums = _sums(Op.LOAD, broken.accumulator, column, weight, buffers, broken=broken)
     stores = _filled(Op.STORE, rows, np.arange(len(rows)))
     return TileProgram(np.concatenate((sums, stores)), accumulators=len(rows) + broken.seconds, buffers=buffers)
 
@@ -179,15 +179,6 @@ def _broken(accumulator: NDArray[np.integer], limits: NDArray[np.float64]) -> _B
     return _Broken(found, int(is_long.sum()), place, first, second[first])
 
 
-@dataclass(frozen=True, slots=True)
-class _Ring:
-    """Buffers that are filled in turn, beginning with ``first``, at the pace of ``schedule``."""
-
-    schedule: Schedule
-    buffers: int
-    first: int = 0
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class _Mail:
     """The sums that the parts of a tile send each other, by sender, then by row."""
@@ -231,13 +222,11 @@ def _part(
     loads = len(np.unique(column))
     buffers = min(schedule.prefetch, max(loads, len(got)))
     own = np.flatnonzero(mail.owner_of_row == number)
-    ring = _Ring(schedule, buffers)
-    again = _Ring(Schedule(schedule.prefetch), buffers, first=loads)
     code = (
-        _sums(Op.LOAD, broken.accumulator, column, weight, ring, broken),
+        _sums(Op.LOAD, broken.accumulator, column, weight, buffers, broken=broken),
         _filled(Op.SEND, mail.slot[sent], mail.row[sent]),
         _filled(Op.EXCHANGE, np.zeros(1), np.zeros(1)),
-        _sums(Op.COLLECT, mail.row[got], mail.slot[got], np.ones(len(got), np.float32), again),
+        _sums(Op.COLLECT, mail.row[got], mail.slot[got], np.ones(len(got), np.float32), buffers, first=loads),
         _filled(Op.STORE, rows[own], own),
     )
     accumulators = len(rows) + broken.seconds
@@ -249,13 +238,20 @@ def _sums(
     accumulator: NDArray[np.integer],
     column: NDArray[np.integer],
     weight: NDArray[np.float32],
-    ring: _Ring,
+    buffers: int,
+    *,
+    first: int = 0,
     broken: _Broken | None = None,
 ) -> NDArray[np.void]:
-    """Return multiply-adds in order, the ``op`` that fills each buffer ahead of them, and folds between."""
+    """Return multiply-adds in order, the ``op`` that fills each buffer ahead of them, and folds between.
+
+    Buffers are filled in turn, beginning with ``first``.
+    """
     loaded, uses = np.unique(column, return_counts=True)
-    issue = _fmas_before_loads(np.cumsum(uses), ring)
-    turn = (ring.first + np.arange(len(loaded))) % max(ring.buffers, 1)
+    ahead = max(buffers, 1)
+    issue = np.zeros(len(loaded), dtype=np.int64)
+    issue[ahead:] = np.cumsum(uses)[: max(len(loaded) - ahead, 0)]  # a buffer is free once its column is used up
+    turn = (first + np.arange(len(loaded))) % ahead
     fmas = _filled(Op.FMA, accumulator, np.repeat(turn, uses))
     fmas["weight"] = weight
     # A load that waits for d multiply-adds stands before the one numbered d, and a fold before that one too.
@@ -300,16 +296,3 @@ def _nonzeros_by_column(
         column = place[column]
     ascending = np.argsort(column, kind="stable")
     return local[ascending], column[ascending], matrix.data[entry[ascending]]
-
-
-def _fmas_before_loads(done: NDArray[np.int64], ring: _Ring) -> NDArray[np.int64]:
-    """Return how many multiply-adds precede each load, given the running count ``done`` of each column's."""
-    schedule = ring.schedule
-    count, ahead = len(done), max(ring.buffers, 1)
-    before = np.zeros(count, dtype=np.int64)
-    before[ahead:] = done[: max(count - ahead, 0)]  # a buffer is free once its column is used up
-    if schedule.fmas_per_load is not None:
-        for load in range(ahead, count):
-            paced = max(before[load - 1] + schedule.fmas_per_load, before[load])
-            before[load] = min(paced, done[load - 1])  # no multiply-adds left: load at once
-    return before

@@ -53,9 +53,7 @@ def wide_plans(problem: Problem, space: Space) -> UnrolledPlans:
     sizes = UnrolledPlans.of_tiles(tiles, Schedule(PREFETCHES[0]))
     sizes = replace(sizes, tilings=left.tilings, tiling=np.repeat(left.tiling[first], len(widths)))
     schedules = [
-        Schedule(prefetch, None, group, thread_words=DOUBLE.columns)
-        for prefetch in PREFETCHES
-        for group in COLUMN_GROUPS
+        Schedule(prefetch, group, thread_words=DOUBLE.columns) for prefetch in PREFETCHES for group in COLUMN_GROUPS
     ]
     every = sizes.with_each(schedules)
     every = every.take(differs(problem, every.block_cols, every.column_group))

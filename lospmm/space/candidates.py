@@ -29,9 +29,8 @@ def ceil_divs(numerator: Ints | int, denominator: Ints | int) -> Ints:
 class Schedule:
     """How a thread runs its tile (Algorithm 2), and how blocks are ordered in the grid.
 
-    ``prefetch``: b, the elements of B in flight, 1 or more. With 1, each is loaded right before its use.
-    ``fmas_per_load``: CPL, the multiply-adds between two loads. None loads the next element as soon as a column of A is
-    used up, which keeps exactly ``prefetch`` in flight.
+    ``prefetch``: b, the elements of B in flight, 1 or more. With 1, each is loaded right before its use, else the next
+    one as soon as a column of A is used up: Algorithm 2's CPL would only hold it back.
     ``column_group``: the column blocks of one tile that follow one another in the grid, before the next tile's.
     Neighbouring blocks then run the same code; with 1 they read the same columns of B instead. 0: all column blocks.
     ``lockstep``: the instructions between two barriers that keep the warps of a block at the same code; 0: no barriers.
@@ -43,7 +42,6 @@ class Schedule:
     """
 
     prefetch: int
-    fmas_per_load: int | None = None
     column_group: int = 1
     lockstep: int = 0
     split_k: int = 1

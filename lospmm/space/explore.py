@@ -131,7 +131,7 @@ def _verdicts(constraint: Constraint, bound: Bound, candidates: UnrolledPlans) -
 def widen(problem: Problem, space: Space, lockstep: int = 0) -> UnrolledPlans:
     """Return each survivor with every useful schedule of that ``lockstep`` that fits the hardware."""
     schedules = [
-        Schedule(prefetch, None, group, lockstep, split)
+        Schedule(prefetch, group, lockstep, split)
         for prefetch in PREFETCHES
         for group in COLUMN_GROUPS
         for split in space.splits

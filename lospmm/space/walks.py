@@ -49,7 +49,7 @@ def takes_two_passes(problem: Problem, schedule: Schedule) -> bool:
     """
     is_plain = problem.convolution is None and not problem.epilogue.residual and lanes_of(problem) in (SINGLE, PAIRS)
     alone = schedule.split_k == schedule.thread_words == 1
-    return is_plain and alone and schedule.fmas_per_load is None
+    return is_plain and alone
 
 
 def registers_of_passes(sums: Ints | int, prefetch: Ints | int) -> Ints:

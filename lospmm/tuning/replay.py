@@ -25,10 +25,7 @@ from lospmm.tuning.prepare import plans_of_families, ranked
 from lospmm.tuning.race import race
 
 #: The axes of an unrolled candidate, as named in the log and in the manifest's ``tile``.
-AXES = (
-    *("rows", "cols", "prefetch", "fmas_per_load", "column_group", "lockstep", "split_k"),
-    *("thread_words", "walks"),
-)
+AXES = ("rows", "cols", "prefetch", "column_group", "lockstep", "split_k", "thread_words", "walks")
 
 #: The fields that identify a candidate: its family, and its axes or the fields of its plan.
 Named = Mapping[str, int | str | None]
@@ -135,12 +132,13 @@ def emitter_of(manifest: Mapping[str, Any], device: DeviceSpec) -> str:
 
 
 def _check_is_made(line: dict[str, Any], where: str) -> None:
-    """Remove the axes of earlier versions from a ``line``: several tiles per block, and rows stored early.
+    """Remove the axes of earlier versions from a ``line``: several tiles per block, rows stored early, and CPL.
 
     Raises BadRequest if its kernel used them, as this version has no such kernels.
     """
     is_timed = line.get("measured_micros") is not None
-    if line.pop("tiles_per_block", 1) != 1 or (line.pop("stores_early", False) and is_timed):
+    paced = line.pop("fmas_per_load", None) is not None
+    if line.pop("tiles_per_block", 1) != 1 or (line.pop("stores_early", False) and is_timed) or paced:
         raise BadRequest(f"{where} has kernels that only an earlier version makes; tune it again")
 
 

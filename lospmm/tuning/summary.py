@@ -144,7 +144,6 @@ def _tile(winner: UnrolledPlan, build: Build) -> Tile:
         rows=winner.tile.rows,
         cols=winner.tile.cols,
         prefetch=schedule.prefetch,
-        fmas_per_load=schedule.fmas_per_load,
         column_group=schedule.column_group,
         lockstep=schedule.lockstep,
         count=len(tiling.tiles),

@@ -101,7 +101,7 @@ def test_thinning_keeps_the_front_and_the_ends(count: int, room: int) -> None:
 
 
 def test_a_point_is_a_candidate_without_its_tiling(prepared: Prepared) -> None:
-    one = UnrolledPlan(TileSize(4, 64), Schedule(8, None, 2, 128, 4), prepared.spread[0].tiling)
+    one = UnrolledPlan(TileSize(4, 64), Schedule(8, 2, 128, 4), prepared.spread[0].tiling)
     assert parts_of(point_of(one)) == (one.tile, one.schedule)
 
 

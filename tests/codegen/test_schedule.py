@@ -27,7 +27,6 @@ def matrices(draw: st.DrawFn) -> SparseMatrix:
 schedules = st.builds(
     Schedule,
     prefetch=st.integers(1, 50),
-    fmas_per_load=st.none() | st.integers(1, 30),
     column_group=st.sampled_from(COLUMN_GROUPS),
 )
 
@@ -74,13 +73,6 @@ def test_each_load_waits_for_a_free_buffer_and_no_longer() -> None:
     program = tile_programs(from_dense(np.ones((2, 3))), np.arange(2, dtype=np.int32), Schedule(prefetch=2))[0]
     ops = "".join("LFS"[op] for op in program.code["op"])
     assert ops == "LLFFLFFFFSS"
-
-
-def test_fmas_per_load_spaces_the_loads() -> None:
-    # CPL = 3: a load after every third multiply-add, later than a free buffer would allow.
-    program = tile_programs(from_dense(np.ones((2, 5))), np.arange(2, dtype=np.int32), Schedule(3, fmas_per_load=3))[0]
-    ops = "".join("LFS"[op] for op in program.code["op"])
-    assert ops == "LLLFFFLFFFLFFFFSS"
 
 
 def test_empty_rows_are_stored_64_a_block_without_accumulators() -> None:

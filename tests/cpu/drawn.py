@@ -33,7 +33,6 @@ weights = st.floats(-8.0, 8.0, width=32).filter(bool)
 schedules = st.builds(
     Schedule,
     prefetch=st.integers(1, 80),
-    fmas_per_load=st.none() | st.integers(1, 12),
     column_group=st.integers(0, 5),
 )
 

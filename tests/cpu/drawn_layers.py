@@ -100,7 +100,6 @@ def layers(draw: st.DrawFn, *, splits: tuple[int, ...] = (1,), is_convolution: b
     rows, split = draw(st.integers(1, m)), draw(st.sampled_from(splits))
     schedule = Schedule(
         prefetch=draw(st.integers(1, 40)),
-        fmas_per_load=draw(st.none() | st.integers(1, 6)),
         column_group=draw(st.integers(0, 3)),
         split_k=split,
     )

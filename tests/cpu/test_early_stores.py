@@ -32,7 +32,6 @@ def candidate_of(problem: Problem, rows: int, cols: int, **axes: int) -> Unrolle
 @given(
     rows=st.integers(1, 83),
     prefetch=st.integers(1, 80),
-    fmas_per_load=st.none() | st.integers(1, 12),
     lockstep=st.sampled_from([0, 16]),
     n=st.sampled_from([5, 40, 90_000, 3_000_001]),
     density=st.sampled_from([0.02, 0.2, 0.9]),
@@ -42,7 +41,6 @@ def candidate_of(problem: Problem, rows: int, cols: int, **axes: int) -> Unrolle
 def test_machine_code(
     rows: int,
     prefetch: int,
-    fmas_per_load: int | None,
     lockstep: int,
     n: int,
     density: float,
@@ -53,7 +51,7 @@ def test_machine_code(
     matrix = random_matrix(83, 60, density, seed=rows)
     epilogue = epilogue_of(np.linspace(-1, 1, 83).astype(np.float32) if bias else None, relu=relu, residual=False)
     problem = Problem(matrix, n, H200, epilogue=epilogue)
-    axes = {"prefetch": prefetch, "fmas_per_load": fmas_per_load, "lockstep": lockstep}
+    axes = {"prefetch": prefetch, "lockstep": lockstep}
     program = lower(problem, candidate_of(problem, rows, 32, **axes))
     columns = np.array([0, 1, n - 1])
     b = np.random.default_rng(rows).uniform(-1, 1, (60, 3)).astype(np.float32)

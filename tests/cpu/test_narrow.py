@@ -119,7 +119,7 @@ def problem_of(number: str, n: int, schedule: Schedule, *, is_layer: bool = Fals
     covering(
         NUMBERS,
         [1, 77, 4096, 50_177, 1 << 20, 10_000_001],
-        [Schedule(1), Schedule(7, 16), Schedule(72), Schedule(24, split_k=2)],
+        [Schedule(1), Schedule(7), Schedule(72), Schedule(24, split_k=2)],
     ),
     ids=str,
 )

@@ -77,16 +77,6 @@ def test_longer_kernels(n: int, prefetch: int) -> None:
     check(problem, program, machine_code(program))
 
 
-@pytest.mark.parametrize("fmas_per_load", [2, 16, 40])
-def test_loads_that_are_held_back_are_waited_for(fmas_per_load: int) -> None:
-    """Some of a group of loads come after the first multiply-add that waits for the group."""
-    matrix = random_matrix(11, 232, 0.1)
-    problem = Problem(matrix, 4096, DEVICE)
-    schedule = Schedule(7, fmas_per_load)
-    program = lower(problem, UnrolledPlan(TileSize(11, COLS), schedule, natural_order(matrix, 11)))
-    check(problem, program, machine_code(program))
-
-
 def small_kernel() -> tuple[Problem, KernelProgram, MachineCode]:
     matrix = random_matrix(5, 40, 0.4)
     problem = Problem(matrix, 100, DEVICE)

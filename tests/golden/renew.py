@@ -90,7 +90,7 @@ def programs() -> dict[str, KernelProgram]:
     return {
         "example": example(),
         "not_reordered": example(tiling=as_they_come),
-        "column_order": example(schedule=Schedule(prefetch=2, fmas_per_load=1, column_group=0)),
+        "column_order": example(schedule=Schedule(prefetch=2, column_group=0)),
         "column_groups": example(n=200, schedule=Schedule(prefetch=2, column_group=4)),
         "deep_prefetch": example(schedule=Schedule(prefetch=80)),
         "ragged_columns": example(n=70),

@@ -29,7 +29,7 @@ from lospmm_proxies.loops import distinct_weights, iterations, kept_share, proxy
 
 H200 = DEVICES["h200"]
 WIDTHS = (32, 96, 256)
-SCHEDULES = (Schedule(4), Schedule(8, column_group=0), Schedule(3, fmas_per_load=2))
+SCHEDULES = (Schedule(4), Schedule(8, column_group=0), Schedule(3))
 
 
 @st.composite

@@ -27,7 +27,6 @@ TILINGS = regroup(MATRIX, range(1, 61))
 schedules = st.builds(
     Schedule,
     prefetch=st.integers(1, 90),
-    fmas_per_load=st.none() | st.integers(1, 3),
     column_group=st.sampled_from(COLUMN_GROUPS),
     lockstep=st.sampled_from((0, 128)),
     split_k=st.sampled_from(SPLITS),

@@ -129,10 +129,8 @@ def test_a_state_of_the_cache_is_known_apart() -> None:
 
 
 def test_candidates_differ_in_every_axis_and_in_their_tiling() -> None:
-    schedules = [
-        Schedule(4), Schedule(8), Schedule(4, 2), Schedule(4, column_group=2), Schedule(4, lockstep=128),
-        Schedule(4, split_k=2),
-    ]  # fmt: skip
+    others = [Schedule(4, column_group=2), Schedule(4, lockstep=128), Schedule(4, split_k=2)]
+    schedules = [Schedule(4), Schedule(8), *others]
     both = (natural_order(PROBLEM.matrix, 8), regroup(PROBLEM.matrix, [8])[8])
     plans = [UnrolledPlan(TileSize(8, cols), one, tiling) for cols in (32, 64) for one in schedules for tiling in both]
     made = [unrolled(plan) for plan in plans]

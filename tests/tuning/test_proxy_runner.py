@@ -78,7 +78,7 @@ def test_a_proxy_is_machine_code_too(
     """It computes what the interpreter says that it should, whatever that means."""
     matrix = uniform(14, 60, 0.7, seed=empty)
     problem = for_emitter(Problem(matrix, 100, DEVICES["h200"]), "sass")
-    (candidate,) = candidates_of(problem, (rows, cols, Schedule(prefetch, None, 1, lockstep, split)))
+    (candidate,) = candidates_of(problem, (rows, cols, Schedule(prefetch, 1, lockstep, split)))
     (trial,) = proxies(problem, [candidate])
     program = trial.program
     assert (program.lockstep, program.split_k) == (lockstep, split)

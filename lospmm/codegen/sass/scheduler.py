@@ -227,7 +227,7 @@ def _set_scoreboards(
     form["write_barrier"][loads] = group % scoreboards
     used, before = last_filled(code, loads, fmas, buffers), np.searchsorted(loads, fmas)
     first = np.diff(used // columns, prepend=-1) != 0
-    # Where ``fmas_per_load`` holds loads back, some of a group are issued after the group was waited for.
+    # Of the group in which sums of other blocks begin, some are issued after the group was waited for.
     held_back = used >= before[np.flatnonzero(first)][np.cumsum(first) - 1]
     starts = np.flatnonzero(first | (held_back & (np.diff(used, prepend=-1) != 0)))
     form["wait"][fmas[starts]] = 1 << (used[starts] // columns % scoreboards)
