@@ -3,8 +3,8 @@
 The ranker's order gives a forecast of each candidate's time. A Gaussian process learns the errors of the forecasts from
 the kernels timed so far, and applies them to similar candidates (Rasmussen and Williams, Gaussian Processes for Machine
 Learning, 2006, chapter 2). The candidates with the greatest expected improvement come next (Jones, Schonlau and Welch,
-Efficient Global Optimization, 1998). The constants below were chosen on the times of
-benchmarks/results/paper_exhaustive.jsonl.gz, by a replay of the search
+Efficient Global Optimization, 1998). scikit-learn's process would compute every covariance again in each round. The
+constants below were chosen on the times of benchmarks/results/paper_exhaustive.jsonl.gz, by a replay of the search
 (``git show 4d5cd0a:benchmarks/search_replay.py``).
 """
 

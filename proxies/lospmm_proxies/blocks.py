@@ -3,6 +3,8 @@
 Tiles are compared by the Euclidean distance of (loads, multiply-adds) and merged by complete linkage: it bounds how
 far any tile of a cluster is from any other, hence from the proxy block that stands for it. It also needs only the
 distinct features, however many tiles have them, so tens of thousands of tiles do not need a distance for every pair.
+scikit-learn's AgglomerativeClustering gives the same clusters, but costs every process that builds 0.8 s of a core more
+to import.
 """
 
 from collections.abc import Sequence

@@ -181,6 +181,7 @@ def fitted(numbers: NDArray[np.float64], logs: NDArray[np.float64], axes: Sequen
     scale[scale < 1e-9] = 1.0
     points = (numbers - mean) / scale
     covariance = likeness(points, points) + LINEAR * (1.0 + points @ points.T) + NOISE * np.eye(len(points))
+    # scikit-learn's KernelRidge solves the same system, but a tuning evaluates the kernel without scikit-learn.
     weights = cho_solve(cho_factor(covariance, overwrite_a=True, check_finite=False), logs - logs.mean())
     offset = np.array(logs.mean() + LINEAR * weights.sum())
     slope = LINEAR * points.T @ weights
@@ -229,6 +230,7 @@ def _numbers(name: str, traits: Traits, plan: Tried, axes: Sequence[str]) -> NDA
 
 def dealt(shapes: Sequence[tuple[int, int, int]], deal: int) -> dict[tuple[int, int, int], int]:
     """Return the fold of each shape, (m, k, n)."""
+    # scikit-learn's KFold does the same by other draws; what the shipped models were judged by stands on these.
     order = np.random.default_rng(deal).permutation(len(shapes))
     return {shape: int(fold) % FOLDS for shape, fold in zip(shapes, order, strict=True)}
 

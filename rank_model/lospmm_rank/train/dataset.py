@@ -36,7 +36,7 @@ from lospmm_rank.train.problems import drawn
 Split = Literal["train", "validation", "test", "real"]
 SPLITS: tuple[Split, ...] = ("train", "validation", "test", "real")
 
-#: Splits of drawn problems, by the last digit of their number.
+#: Splits of drawn problems, by the last digit of their number: unlike scikit-learn's, they stay as data are added.
 _TEST_DIGIT, _VALIDATION_DIGIT = 0, 1
 
 #: Marks a data set without features.

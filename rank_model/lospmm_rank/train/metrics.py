@@ -11,6 +11,8 @@ from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.stats import spearmanr
+from sklearn.metrics import ndcg_score
 
 #: Candidates of an order that are timed.
 TOPS = (1, 5, 10)
@@ -35,26 +37,15 @@ def loss(judged: Judged, top: int) -> float:
 
 def ndcg(judged: Judged) -> float:
     """Return the NDCG of the first NDCG_PLACES; a gain is the speed relative to the fastest."""
-    speed = judged.micros.min() / judged.micros
-    found = speed[np.argsort(judged.scores, kind="stable")][:NDCG_PLACES]
-    best = np.sort(speed)[::-1][:NDCG_PLACES]
-    discounts = 1 / np.log2(np.arange(len(best)) + 2)
-    return float((found * discounts).sum() / (best * discounts).sum())
+    place = np.argsort(np.argsort(judged.scores, kind="stable"))  # ties as in ``loss``, where NDCG would average them
+    return float(ndcg_score([judged.micros.min() / judged.micros], [-place], k=NDCG_PLACES))
 
 
 def rank_correlation(judged: Judged) -> float:
     """Return Spearman's correlation of scores and times, ties with mean ranks; 0 if all are equal."""
-    ranks = [_ranks(judged.micros), _ranks(judged.scores)]
-    if min(rank.std() for rank in ranks) == 0:
+    if min(np.ptp(judged.micros), np.ptp(judged.scores)) == 0:
         return 0.0
-    correlation: NDArray[np.float64] = np.corrcoef(ranks)
-    return float(correlation[0, 1])
-
-
-def _ranks(figures: NDArray[np.float64]) -> NDArray[np.float64]:
-    _, inverse, counts = np.unique(figures, return_inverse=True, return_counts=True)
-    mean_ranks: NDArray[np.float64] = np.cumsum(counts) - (counts - 1) / 2
-    return mean_ranks[np.ravel(inverse)]
+    return float(spearmanr(judged.micros, judged.scores).statistic)
 
 
 #: By the name that a card gives it.
