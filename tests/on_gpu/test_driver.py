@@ -1,5 +1,7 @@
 """Both drivers on a real GPU: memory, launches, graphs, the gate against verify.py, torch beside them."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
@@ -80,14 +82,34 @@ def test_the_gate_agrees_with_verify(driver: Driver, m: int, k: int, n: int) -> 
 
 
 def test_a_graph_repeats_what_was_captured(driver: Driver) -> None:
-    address = driver.allocate(4096)
-    graph = driver.capture(lambda: driver.fill(address, 7, 1024))
-    driver.fill(address, 0, 1024)
+    launch, c = launch_of(driver, problem(65, 96, 1003))
+    found = np.zeros((65, 1003), dtype=np.float32)
+    launch()
+    driver.download(found, c)
+    assert np.isfinite(found).all() and found.any()
+    driver.fill(c, 0, found.size)
+    graph = driver.capture(launch)
+    again = np.ones_like(found)
+    driver.download(again, c)
+    assert not again.any()  # it was not run
     assert driver.replay_micros(graph) > 0
-    received = np.empty(1024, dtype=np.uint32)
-    driver.download(received, address)
-    assert (received == 7).all()
+    driver.download(again, c)
+    assert np.array_equal(again, found)
     driver.discard(graph)
+
+
+def launch_of(driver: Driver, case: Problem) -> tuple[Callable[..., None], int]:
+    """A kernel's launch, with as much shared memory as is asked for, and where its C is."""
+    cubin, entry, shape = good_kernel(case)
+    task = measure._prepare(case, seed=1)
+    place = operands.allocate(driver, task)
+    operands.fill(driver, place, task)
+    function, arguments = driver.load(cubin, entry), (np.uint64(place.b[0]), np.uint64(place.c[0]))
+
+    def launch(shared_bytes: int = shape.shared_bytes) -> None:
+        driver.launch(function, Shape(shape.grid, shape.block, shared_bytes), arguments)
+
+    return launch, place.c[0]
 
 
 def test_a_fault_while_capturing_leaves_the_stream_usable(driver: Driver) -> None:
@@ -120,17 +142,11 @@ def test_an_image_that_is_none_has_a_named_error(driver: Driver) -> None:
 
 
 def test_large_shared_memory_is_asked_for(driver: Driver) -> None:
-    case = problem(65, 96, 1003)
-    cubin, entry, shape = good_kernel(case)
-    task = measure._prepare(case, seed=1)
-    place = operands.allocate(driver, task)
-    operands.fill(driver, place, task)
-    function = driver.load(cubin, entry)
-    arguments = (np.uint64(place.b[0]), np.uint64(place.c[0]))
-    driver.launch(function, Shape(shape.grid, shape.block, 60 << 10), arguments)
+    launch, _ = launch_of(driver, problem(65, 96, 1003))
+    launch(60 << 10)
     driver.synchronize()
     with pytest.raises(GpuFault, match="CUDA_ERROR_INVALID_VALUE"):
-        driver.launch(function, Shape(shape.grid, shape.block, 1 << 20), arguments)
+        launch(1 << 20)
     driver.synchronize()
 
 
