@@ -2,7 +2,9 @@
 
 from collections.abc import Callable, Iterable, Sequence
 
-from benchmarks.decode import SHAPES, by_gpu, gains, groups
+import numpy as np
+
+from benchmarks.decode import SHAPES, by_gpu, gains, groups, least_bytes
 from benchmarks.families_table import best_sparse, dense_micros, mean, pruned_micros
 from benchmarks.kernels_table import mean_ratio, measured_of, timed
 from benchmarks.networks_report import find, speedup
@@ -89,6 +91,28 @@ def decode() -> str:
             lines.append((f"{n:,}", *cells, ", ".join(f"`{name}`" for name in names), title.partition(" ")[0]))
     heads = ("N", *(f"{zeros:.0%} zeros" for zeros in sparsities(found)), "fastest families", "GPU")
     return table(heads, lines)
+
+
+def decode_bound() -> str:
+    """What bounds layers of language models on an H100: a constant, and the kernel's own bytes at a bandwidth.
+
+    Least squares of the relative errors over the shapes of an N and a sparsity.
+    """
+    found = [one for one in records("decode") if one["machine"]["device"] == "h100"]
+    lines, errors = [], []
+    for n in sorted({one["n"] for one in found}):
+        cells = []
+        for own in groups(found, n).values():
+            bytes_read = np.array([one["bytes"] + 2 * n * (one["m"] + one["k"]) for one in own])
+            micros = np.array([one["micros"] for one in own])
+            terms = np.column_stack((np.ones(len(own)), bytes_read)) / micros[:, np.newaxis]
+            constant, per_byte = np.linalg.lstsq(terms, np.ones(len(own)))[0]
+            errors.append(float(abs(terms @ (constant, per_byte) - 1).max()))
+            excess = mean([read / least_bytes(one) for one, read in zip(own, bytes_read, strict=True)])
+            cells.append(f"{constant:.1f} us, {1e-6 / per_byte:.2f} TB/s, {excess:.2f}" if len(own) > 3 else "-")
+        lines.append((f"{n:,}", *cells))
+    heads = ("N", *(f"{zeros:.0%} zeros" for zeros in sparsities(found)))
+    return f"{table(heads, lines)}\nLargest error of a time: {max(errors):.0%}.\n"
 
 
 def one_copy() -> str:
@@ -242,6 +266,7 @@ REGIONS: dict[str, Callable[[], str]] = {
     "kernels": kernels.short,
     "speedups by type": by_type,
     "decode": decode,
+    "decode bound": decode_bound,
     "one copy": one_copy,
     "8 bits": eight_bits,
     "prefill": prefill,
