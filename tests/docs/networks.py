@@ -54,8 +54,6 @@ def times() -> str:
 def steps() -> str:
     """Latency of the decoder's layer by tokens, as in ``times``, and the memory held."""
     lines = [line for line in records("networks") if line["case"] == DECODER]
-    if not measured_of(lines):
-        return "Not measured yet.\n"
     found = [
         (f"{tokens}", *(_step(find(lines, DECODER, variant, tokens)) for variant in STEPS.values()))
         for tokens in sorted({line["batch"] for line in lines})
@@ -63,7 +61,9 @@ def steps() -> str:
     held = (find(measured_of(lines), DECODER, variant) for variant in STEPS.values())
     sizes = ("-" if one is None else f"{(one['weight_bytes'] + one['kernel_bytes']) / 2**20:.0f}" for one in held)
     found.append(("MiB held", *sizes))
-    return f"{_where(lines)}\n\n{table(('tokens', *STEPS), found, right=3)}"
+    called = [one["micros"] / 1e3 for one in (find(lines, DECODER, name, 1) for name in STEPS.values()) if one]
+    eager = f"Called from Python, a token takes {called[1]:.2f} ms, dense {called[0]:.2f}."
+    return f"{_where(lines)}\n\n{table(('tokens', *STEPS), found, right=3)}\n{eager}\n"
 
 
 def figure_12() -> tuple[str, ...]:
