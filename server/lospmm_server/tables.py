@@ -64,7 +64,7 @@ kernels = sa.Table(
     sa.Column("started", Utc),
     sa.Column("ended", Utc),
     sa.Index("kernels_state_turn", "state", "turn"),
-    sa.Index("kernels_lanes", "state", "key", "model", "turn"),
+    sa.Index("kernels_lanes", "state", "gpu", "key", "model", "turn"),
     sa.Index("kernels_turn", "turn"),
     sa.Index("kernels_begun", "begun"),
     sa.Index("kernels_key_begun", "key", "begun"),
