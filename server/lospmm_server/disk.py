@@ -34,9 +34,9 @@ class Landmark:
         try:
             found = Landmark.at(self.path)
         except OSError as error:
-            raise DiskFault(f"{self.path} is gone: {error.strerror}") from None
-        if (found.device, found.inode) != (self.device, self.inode):
-            raise DiskFault(f"{self.path} was replaced while the service ran: put it back, or restart the service")
+            raise DiskFault(f"{self.path} is gone ({error.strerror}): put it back, or restart the service") from None
+        if found != self:
+            raise DiskFault(f"{self.path} was replaced by another: put the first one back, or restart the service")
 
 
 @dataclass(frozen=True, slots=True)
