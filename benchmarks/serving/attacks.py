@@ -194,7 +194,7 @@ def malformed() -> Record:
 
 
 def wrong_keys(right: str) -> list[str]:
-    """Headers with keys that are none, some of them nearly the right one."""
+    """Headers with wrong keys, some nearly right."""
     given = ("", right[:-1], right + "x", right.swapcase(), "lospmm_" + "A" * 43, "x" * 8000, "\xff\x80")
     return ["", *(f"Authorization: {kind} {key}" for kind in ("Bearer", "Basic", "Digest") for key in given)]
 
@@ -254,7 +254,7 @@ _HEADERS = (
     "Last-Event-ID: -1", "X-Request-ID: {{7*7}}", "Authorization: \xff", "Content-Encoding: br", "Cookie: " + ";" * 999,
 )  # fmt: skip
 
-#: Requests that are none, or nearly: each line alone, then each header with GET and with POST to two routes.
+#: Malformed requests, or nearly: each line alone, then each header with GET and with POST to two routes.
 MALFORMED = [f"{line}\r\nHost: localhost\r\n\r\n".encode("latin-1") for line in _LINES] + [
     f"{line} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{header}\r\n\r\n".encode("latin-1")
     for line in ("GET /v1/jobs", f"{KERNELS}0", "POST /v1/models")

@@ -44,7 +44,7 @@ SERVER, BESIDE, ELSEWHERE = ("server", "worker beside", "worker elsewhere")
 END_SECONDS = 600.0
 BEGIN_SECONDS = 60.0
 
-#: How long those who are left may take to see that nobody wants them any more.
+#: How long the remaining processes may take to end once server and workers have.
 END_SECONDS_OF_PROCESSES = 20.0
 
 #: Layers that end ahead of the kills shorten the pauses between these.

@@ -86,7 +86,7 @@ _odd_types = st.sampled_from(["|O", "<U8", "|V4", "<c8", "<M8[s]", "(2,)<f4", "_
 
 @st.composite
 def odd_headers(draw: st.DrawFn) -> bytes:
-    """Header text that is none, a length that is not its own, or a version that there is not."""
+    """A header that is no dictionary, a wrong length, or an unknown version."""
     text = draw(_TEXT).encode("latin-1")
     length = draw(st.one_of(st.just(len(text)), st.integers(0, 2**16 - 1)))
     version = draw(st.sampled_from([b"\x01\x00", b"\x02\x00", b"\x03\x00", b"\x09\x09", b"\x00\x00"]))
@@ -110,7 +110,7 @@ _OUTSIDE = ("../data.npy", "/etc/passwd", "..\\data.npy", "/data.npy", "C:\\data
 
 @st.composite
 def names_outside(draw: st.DrawFn) -> bytes:
-    """A sound matrix with a member that would be written elsewhere by who unpacks it."""
+    """A sound matrix with a member that would be written outside the folder it is unpacked to."""
     with zipfile.ZipFile(io.BytesIO(csr())) as opened:
         members = [(name, opened.read(name)) for name in opened.namelist()]
     return npz([*members, (draw(st.sampled_from(_OUTSIDE)), draw(st.binary(max_size=20)))])
@@ -215,17 +215,9 @@ def lying_tensors(draw: st.DrawFn) -> bytes:
 
 
 _MAGICS = (
-    b"GIF89a",
-    b"\x89PNG\r\n\x1a\n",
-    b"\x7fELF",
-    b"%PDF-1.7",
-    b"\x80\x04\x95",
-    b"\xff\xd8\xff",
-    b"MZ",
-    b"#!/bin/sh\n",
-    b"<?xml",
-    b"{}",
-)
+    b"GIF89a", b"\x89PNG\r\n\x1a\n", b"\x7fELF", b"%PDF-1.7", b"\x80\x04\x95", b"\xff\xd8\xff", b"MZ", b"#!/bin/sh\n",
+    b"<?xml", b"{}",
+)  # fmt: skip
 
 
 @st.composite

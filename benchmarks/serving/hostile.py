@@ -1,4 +1,4 @@
-"""Uploads that are none, by the thousand, and what they cost the server that refuses them."""
+"""Invalid uploads by the thousand, and the memory of the server that refuses them."""
 
 import asyncio
 import re
@@ -65,15 +65,8 @@ def _form(path: str, *parts: bytes, boundary: str = "x", end: bytes = b"--x--\r\
 
 
 def _part(content: bytes, field_name: str = "matrix", file: str = "W") -> bytes:
-    name = file.encode("utf-8", "replace")
-    return (
-        b'Content-Disposition: form-data; name="'
-        + field_name.encode()
-        + b'"; filename="'
-        + name
-        + b'"\r\n\r\n'
-        + content
-    )
+    head = f'Content-Disposition: form-data; name="{field_name}"; filename="{file}"\r\n\r\n'
+    return head.encode("utf-8", "replace") + content
 
 
 KERNELS, MODELS = "/v1/kernels?n=16&device=h200&wait=0", "/v1/models?n=16&device=h200"
@@ -126,7 +119,7 @@ _MORE = ("n=16&wait=601", "n=16&wait=nan", "n=16&emitter=;ls", "n=16&verify=../.
 
 @st.composite
 def _parameters(draw: st.DrawFn) -> Attack:
-    """A sound file with a parameter that is none."""
+    """A sound file with an invalid parameter."""
     path = f"/v1/kernels?{draw(st.sampled_from([*_PARAMETERS, *_MORE]))}"
     return Attack("parameters", _raw(path, SOUND["npy"](draw(st.integers(1, 9)))), (400, 422))
 

@@ -1,8 +1,8 @@
-"""How often kernels that are there can be asked for, and how long each answer takes.
+"""Throughput and latency of requests for finished kernels.
 
-Requests go over few connections that are kept. ``closed``: each asks again as soon as it has its answer, which says
-what the server can do. ``open``: requests are due at fixed times, and a delay counts from then: who waits because an
-earlier answer is late has waited too.
+Requests go over a few persistent connections. ``closed``: each sends the next request once it has its answer, which
+gives the throughput. ``open``: requests are due at fixed times, and a latency counts from then, so that waiting for an
+earlier answer counts too.
 """
 
 import asyncio
@@ -128,13 +128,13 @@ def figures(delays: list[float], seconds: float) -> Record:
 
 
 def _in_another_process(port: int, paths: Sequence[Path], rate: int | None, seconds: float) -> Record:
-    """One run; who asks shares nothing with this process."""
+    """Make one run from a process of its own."""
     command = [sys.executable, "-m", "benchmarks.serving.rate", str(port), str(rate or 0), str(seconds), *paths]
     return dict(json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout))
 
 
 def prepared(port: int) -> tuple[list[Path], list[int]]:
-    """The addresses of the cubins, which are there then, and their sizes in bytes."""
+    """Tune the kernels; return the paths of their cubins, and the sizes in bytes."""
     paths, sizes = [], []
     with httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=120) as client:
         for m, k, sparsity in LAYERS:

@@ -42,6 +42,9 @@ FULL_SECONDS, DISK_MEGABYTES = 5.0, 3072
 
 CLIENTS, MATRICES, SAMPLE_SECONDS = 40, 4, 0.5
 
+#: Kernels of 256 x 256, files of 1.1 MB each, that fill the server's in-memory cache (shelf.SHELF_BYTES).
+SHELVED = 64
+
 
 class Siege:
     """Attacks on a service until an end; ``seen`` counts what they met: (attack, status or event)."""
@@ -141,8 +144,11 @@ def _sampled(process: int) -> Iterator[list[Record]]:
         yield found
 
 
-def soak(seconds: float) -> Record:
-    """The figures of each window, their rises, and what attackers met; ``check`` holds them to their limits."""
+def soak(seconds: float, shelved: int = 0) -> Record:
+    """The figures of each window, their rises, and what attackers met; ``check`` holds them to their limits.
+
+    ``shelved``: so many kernels of a megabyte are requested first; SHELVED fill the server's cache of them.
+    """
     with ExitStack() as stack:
         settings = {"LOSPMM_MAX_ATTEMPTS": ENDLESS_ATTEMPTS, "LOSPMM_UPLOAD_SECONDS": "20"}
         try:
@@ -152,6 +158,8 @@ def soak(seconds: float) -> Record:
             disk = None
         at = stack.enter_context(site(files=512, workers=1, keys=("large", "small"), **settings))
         with client_at(at.port, Authorization=f"Bearer {at.keys['small']}") as client:
+            for seed in range(shelved):
+                client.post(f"{KERNELS[5:]}60", content=matrix(seed, 256)).raise_for_status()
             kernel = client.post(f"{KERNELS[5:]}60", content=matrix(0)).raise_for_status().json()
         request = at.request(f"GET {kernel['links']['cubin']}", key="small")
         command = [sys.executable, "-m", "benchmarks.serving.soak", str(at.port), str(seconds)]
@@ -172,6 +180,7 @@ def soak(seconds: float) -> Record:
         seen.setdefault(attack, {})[what] = number
     return {
         "seconds": seconds,
+        "shelved": shelved,
         "disk": "full now and then" if disk else "skipped: this user may mount none",
         **figures([(status, delay) for _, status, delay in answers], seconds),
         "server_errors": sum(number for (_, what), number in siege.seen.items() if what[0] == "5" and what != "503"),

@@ -34,9 +34,9 @@ def head(line: str, *headers: str) -> bytes:
 
 
 async def send(port: int, request: bytes, *, leaves: bool = False, seconds: float = ANSWER_SECONDS) -> Answer:
-    """Send all of it, and read at the same time: who refuses a body does not wait for it. Close then if it ``leaves``.
+    """Send a request while reading, since a refusal does not wait for the body; then close if the client ``leaves``.
 
-    A request that is cut short waits for the end that the service puts to it.
+    A request that is cut short waits until the service ends it.
     """
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     sending = asyncio.create_task(_send(writer, request, leaves=leaves))
