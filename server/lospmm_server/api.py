@@ -6,7 +6,7 @@ from fastapi import APIRouter, HTTPException, Query, Request
 from fastapi.responses import Response
 
 from lospmm_server.keys import Caller
-from lospmm_server.responses import BINARY, Part, accepted, immutable, kernel_response
+from lospmm_server.responses import BINARY, JSON, Part, accepted, immutable, kernel_response
 from lospmm_server.routing import FILE, By, MediaType, body, problems_of
 from lospmm_server.schemas import Digest, JobState, JobView, Kernel, KernelQuery
 from lospmm_server.service import Behind, Service
@@ -62,64 +62,26 @@ async def get_kernel(digest: Digest, request: Request, behind: Behind, caller: B
     return await _sent(digest, "manifest", request, behind, caller)
 
 
-@router.get(
-    "/v1/kernels/{digest}/cubin",
-    response_class=Response,
-    responses={200: {"content": {BINARY: {"schema": FILE}}}, **_OTHERWISE},
-)
-async def get_cubin(digest: Digest, request: Request, behind: Behind, caller: By) -> Response:
-    """Return the binary to load."""
-    return await _sent(digest, "cubin", request, behind, caller)
+def _add_part(part: Part, media_type: str, description: str) -> None:
+    async def get_part(digest: Digest, request: Request, behind: Behind, caller: By) -> Response:
+        return await _sent(digest, part, request, behind, caller)
+
+    content = {media_type: {"schema": FILE} if media_type == BINARY else {}}
+    router.get(
+        f"/v1/kernels/{{digest}}/{part}",
+        name=f"get_{part}",
+        description=description,
+        response_class=Response,
+        responses={200: {"content": content}, **_OTHERWISE},
+    )(get_part)
 
 
-@router.get(
-    "/v1/kernels/{digest}/source",
-    response_class=Response,
-    responses={200: {"content": {"text/plain": {}}}, **_OTHERWISE},
-)
-async def get_source(digest: Digest, request: Request, behind: Behind, caller: By) -> Response:
-    """Return the text that the binary was compiled from."""
-    return await _sent(digest, "source", request, behind, caller)
-
-
-@router.get(
-    "/v1/kernels/{digest}/tuning",
-    response_class=Response,
-    responses={200: {"content": {"application/x-ndjson": {}}}, **_OTHERWISE},
-)
-async def get_tuning(digest: Digest, request: Request, behind: Behind, caller: By) -> Response:
-    """Return the shortlist of the search, a JSON object a line, best first."""
-    return await _sent(digest, "tuning", request, behind, caller)
-
-
-@router.get(
-    "/v1/kernels/{digest}/matrix",
-    response_class=Response,
-    responses={200: {"content": {BINARY: {"schema": FILE}}}, **_OTHERWISE},
-)
-async def get_matrix(digest: Digest, request: Request, behind: Behind, caller: By) -> Response:
-    """Return the matrix that the kernel multiplies by, as an .npz of SciPy."""
-    return await _sent(digest, "matrix", request, behind, caller)
-
-
-@router.get(
-    "/v1/kernels/{digest}/bias",
-    response_class=Response,
-    responses={200: {"content": {BINARY: {"schema": FILE}}}, **_OTHERWISE},
-)
-async def get_bias(digest: Digest, request: Request, behind: Behind, caller: By) -> Response:
-    """Return the bias that is in the kernel's code, as a .npy."""
-    return await _sent(digest, "bias", request, behind, caller)
-
-
-@router.get(
-    "/v1/kernels/{digest}/space",
-    response_class=Response,
-    responses={200: {"content": {"application/json": {}}}, **_OTHERWISE},
-)
-async def get_space(digest: Digest, request: Request, behind: Behind, caller: By) -> Response:
-    """Return the tiling space: the verdict on every tile size."""
-    return await _sent(digest, "space", request, behind, caller)
+_add_part("cubin", BINARY, "Return the binary to load.")
+_add_part("source", "text/plain", "Return the text that the binary was compiled from.")
+_add_part("tuning", "application/x-ndjson", "Return the shortlist of the search, a JSON object a line, best first.")
+_add_part("matrix", BINARY, "Return the matrix that the kernel multiplies by, as an .npz of SciPy.")
+_add_part("bias", BINARY, "Return the bias that is in the kernel's code, as a .npy.")
+_add_part("space", JSON, "Return the tiling space: the verdict on every tile size.")
 
 
 async def _sent(digest: str, part: Part, request: Request, behind: Service, caller: Caller) -> Response:
