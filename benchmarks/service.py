@@ -167,7 +167,7 @@ def main() -> None:
     for part in parts if arguments.part == "all" else [arguments.part]:
         try:
             found[part] = parts[part]()
-        except OSError as error:  # such as a disk that this user may not mount
+        except PermissionError as error:  # a disk that this user may not mount
             print(f"{part}: skipped: {error}")
             continue
         written(arguments.out, part, found[part], arguments.before)

@@ -123,7 +123,7 @@ def slow() -> Record:
 
 
 def disk() -> Record:
-    """Raises OSError where this user may mount no disk."""
+    """Raises PermissionError where this user may mount no disk."""
     with ExitStack() as stack:
         folder = stack.enter_context(mounted(Path("/tmp/lospmm-disk"), megabytes=256))
         at = stack.enter_context(site(workers=1, LOSPMM_CACHE_DIR=str(folder / "cache")))

@@ -41,7 +41,7 @@ ENDLESS_ATTEMPTS = "1000000"
 SERVER, BESIDE, ELSEWHERE = ("server", "worker beside", "worker elsewhere")
 
 #: How long the batch may take after the last kill, and processes to begin.
-END_SECONDS = 600.0
+END_SECONDS = 1800.0
 BEGIN_SECONDS = 60.0
 
 #: How long the remaining processes may take to end once server and workers have.

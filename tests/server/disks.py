@@ -9,12 +9,12 @@ from pathlib import Path
 
 @contextmanager
 def mounted(folder: Path, *, megabytes: int) -> Iterator[Path]:
-    """A disk of so many MiB, made for the block. Raises OSError where this user may mount none."""
+    """A disk of so many MiB, made for the block. Raises PermissionError where this user may mount none."""
     folder.mkdir()
     try:
         mount = ("mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "lospmm-test", folder)
         if os.getuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode:
-            raise OSError("this user may mount no disk")
+            raise PermissionError("this user may mount no disk")
         try:
             yield folder
         finally:

@@ -34,7 +34,7 @@ def small_disk(tmp_path: Path, set_environment: Callable[[str, object], None]) -
     with ExitStack() as stack:
         try:
             folder = stack.enter_context(mounted(tmp_path / "disk", megabytes=96))
-        except OSError as error:
+        except PermissionError as error:
             pytest.skip(str(error))
         set_environment("LOSPMM_CACHE_DIR", folder / "cache")
         yield folder
