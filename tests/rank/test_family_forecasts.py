@@ -9,7 +9,7 @@ import pytest
 from benchmarks.families_table import read_results
 from benchmarks.kernels import ROOT
 from fitting.fit_families import axes_in, chosen_untimed, corrections, dense_alone, fitted, large_of, report
-from lospmm.families import FAMILIES, csr, hyb
+from lospmm.families import FAMILIES, bitmap, block_group_coo, csr, group_coo, hyb, two_of_four, warpgroups
 from lospmm.families.traits import Traits, traits_of
 from lospmm.problem.device import DEVICES
 from lospmm.problem.dtype import DTYPES
@@ -22,12 +22,14 @@ from lospmm_rank.predict.corrections import (
     WEIGHTS,
     axes_of,
     corrected,
+    correction_of,
     dense_micros,
     factor,
     likeness,
 )
 
 H200 = DEVICES["h200"]
+LEARNED = {path.stem: json.loads(path.read_text()) for path in WEIGHTS.glob(f"*{SUFFIX}")}
 TRAITS = Traits(768, 768, 4096, 58_900, 2, False, 1.0, 1.3, 0.1)
 
 
@@ -82,6 +84,20 @@ def test_no_plan_comes_before_those_that_are_looked_at(family: str) -> None:
 def test_the_axes_of_a_plan_are_read_as_they_are_written() -> None:
     for plan in (csr.CsrPlan(4, 32, 1, 8, 4), hyb.Buckets(4, 8, 4, 16, 4)):
         assert axes_in(str(plan)) == axes_of(plan)
+
+
+@pytest.mark.parametrize("device", sorted(LEARNED))
+def test_corrections_read_the_parameters_of_todays_plans(device: str) -> None:
+    """A class or parameter that was renamed would count as 0."""
+    for name, kind in (
+        *(("csr", csr.CsrPlan), ("hyb", hyb.Buckets), ("group_coo", group_coo.GroupCooPlan)),
+        *(("bitmap", bitmap.BitmapPlan), ("block_group_coo", block_group_coo.BlockGroupCooPlan)),
+        *(("tensor_core", warpgroups.Warpgroups), ("tensor_core", two_of_four.TwoOfFour)),
+    ):
+        own = f"{kind.__name__}."
+        axes = LEARNED[device]["families"][correction_of(name, kind.__name__)]["axes"]
+        read = {axis for axis in axes if axis.startswith(own)}
+        assert read and read <= {own + field for field in kind.__dataclass_fields__}
 
 
 def test_another_device_has_none() -> None:
