@@ -43,6 +43,9 @@ class Bench:
     def __init__(self) -> None:
         self.cubins: list[bytes] = []
 
+    def start(self) -> None:
+        """A GPU's worker would start."""
+
     def begin(self, cubin: Path, *_: Any, **__: Any) -> None:
         assert cubin.exists()
 

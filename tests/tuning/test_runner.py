@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +26,7 @@ from lospmm.store import Store
 from lospmm.toolchain import elf
 from lospmm.toolchain.compile import Compiled
 from lospmm.tuning import runner as runners
-from lospmm.tuning.budget import Budget
+from lospmm.tuning.budget import LEAST_SEARCH_SECONDS, Budget
 from lospmm.tuning.build import Build, build
 from lospmm.tuning.builders import BuilderPool, PrefetchedBuilds
 from lospmm.tuning.history import History, conditions_of
@@ -49,6 +49,12 @@ class FakeBench:
         self.kernel_seconds: float | None = None
         self.limits: list[float | None] = []
         self.inside = 0
+        self.started_by: Callable[[], None] = lambda: None
+
+    def start(self) -> None:
+        """A GPU's worker starts before the first kernel."""
+        if not self.measured:
+            self.started_by()
 
     def begin(self, *_: Any, **__: Any) -> None:
         """A GPU would begin with the next kernel."""
@@ -283,6 +289,17 @@ def test_a_budget_cuts_a_build_short_once_something_ran(
         (found,) = timed(runner)
         assert found.timing is not None and runner.is_over
         assert list(runner.trials(1)) == [] == list(runner.again(CANDIDATES[1:])), "nor is another waited for"
+
+
+@pytest.mark.parametrize("seconds", [1.0, 20.0])
+def test_the_start_of_the_gpu_is_no_measurement(bench: FakeBench, tmp_path: Path, seconds: float) -> None:
+    """Kernels are timed if it uses up the budget, and a longer one reserves no more such starts for the end."""
+    time = Time()
+    bench.started_by = lambda: setattr(time, "seconds", 103.0)
+    with made(bench, tmp_path, budget=Budget(seconds, measurements=4, clock=time)) as runner:
+        assert len(timed(runner)) == len(CANDIDATES) and not runner.is_over
+        time.seconds += max(seconds - 3.1, LEAST_SEARCH_SECONDS)
+        assert runner.is_over is (seconds < 3.0)
 
 
 def test_a_kernel_has_no_more_time_than_the_budget(bench: FakeBench, tmp_path: Path) -> None:
