@@ -88,8 +88,8 @@ def records_of(device: DeviceSpec) -> list[Record]:
     return [record for record in every if UNROLLED in (times := family_micros(record)) and len(times) > 1]
 
 
-def judged(records: Sequence[Record], device: DeviceSpec, deals: int = DEALS) -> Judged:
-    tried = fastest_unrolled(records, device)
+def judged(records: Sequence[Record], deals: int = DEALS) -> Judged:
+    tried = fastest_unrolled(records)
     sizes = sorted({(traits.m, traits.k) for traits, _ in tried})
     numbers = np.array([numbers_of(FASTEST, traits, plan.forecast) for traits, plan in tried])
     micros = np.array([[plan.forecast, plan.micros] for _, plan in tried])
@@ -156,7 +156,7 @@ def gain_of(device: DeviceSpec, least_nonzeros: int) -> Gain:
 @cache
 def judged_of(device: DeviceSpec) -> Judged:
     """All that was timed on a GPU."""
-    return judged(records_of(device), device)
+    return judged(records_of(device))
 
 
 def main() -> None:

@@ -1,12 +1,13 @@
 """Fit of the corrections of families' forecasts to the times of ``benchmarks.families``.
 
-    python -m fitting.fit_families [FILE] [--device NAME]
+    python -m fitting.fit_families [--device NAME]
 
 fits the corrections of ``lospmm_rank.predict.corrections`` to the first plans of every family, and to the times of
 cuBLAS alone (``fitting.dense_times``), and writes them into its weights. It prints, and writes beside them, how the
 choice by corrected forecasts compares with the fastest of everything that was timed; each problem is judged by
 corrections that have seen no problem of its shape. Shapes are dealt to folds in several ways; a figure is the mean of
-them, and ``least`` that of the worst deal.
+them, and ``least`` that of the worst deal. A GPU of few times learns from the LENDER's too (``lent_to``); how its
+choices are by the LENDER's corrections alone, as those of a GPU that nobody timed, is told as well.
 """
 
 import argparse
@@ -23,13 +24,14 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import cho_factor, cho_solve
 
+from benchmarks.families import RESULTS_NAME
 from benchmarks.families_build import UNROLLED
 from benchmarks.families_table import ROUNDED, Record, dense_micros, family_micros, key, read_results
-from benchmarks.harness import read_lines
+from benchmarks.harness import read_lines, write_lines
 from benchmarks.kernels import ROOT
 from fitting import DATA
 from lospmm.families.traits import Traits
-from lospmm.problem.device import DeviceSpec, find_device
+from lospmm.problem.device import DEVICES, DeviceSpec, find_device
 from lospmm.problem.dtype import DTYPES
 from lospmm_rank.predict.corrections import (
     ARRAYS,
@@ -58,6 +60,9 @@ LEAST_PLANS = 30
 #: Folds that the shapes are dealt to, and the number of deals.
 FOLDS = 10
 DEALS = 6
+
+#: The GPU with times of all sets of problems. Another's lines are in a folder of its name.
+LENDER = DEVICES["h200"]
 
 #: Times of unrolled kernels chosen without timing; of cuBLAS alone; of unrolled kernels of up to 4 million nonzeros.
 UNTIMED_LINES = DATA / "untimed.jsonl.gz"
@@ -108,13 +113,36 @@ class Tried(NamedTuple):
     corrected_by: str
 
 
-def first_plans(record: Record, device: DeviceSpec) -> dict[str, list[Tried]]:
-    """Return the plans of each family that count, and the dense product."""
+def records_of(device: DeviceSpec) -> list[Record]:
+    """Return the lines of a GPU."""
+    results = ROOT / "benchmarks" / "results"
+    lines = read_results((results if device == LENDER else results / device.name) / RESULTS_NAME).values()
+    return [line for line in lines if line["machine"]["device"] == device.name and line.get("traits")]
+
+
+def lent_to(records: Sequence[Record]) -> list[Record]:
+    """Return the LENDER's lines of problems that another GPU's ``records`` lack.
+
+    Of the others, those of unrolled kernels: the models that choose these in TF32 and 16 bits are the LENDER's.
+    """
+    own = {key(record | {"machine": {"device": LENDER.name}}) for record in records}
+    found = []
+    for line in records_of(LENDER):
+        unrolled = {name: told for name, told in line["families"].items() if name == UNROLLED}
+        found.append(line | {"families": unrolled, "baselines": {}} if key(line) in own else line)
+    return found
+
+
+def first_plans(record: Record) -> dict[str, list[Tried]]:
+    """Return the plans of each family that count, and the dense product.
+
+    Of unrolled kernels, that is the first, which is chosen without timing.
+    """
     found = {}
     for name, family in record["families"].items():
         if name == ROUNDED or not family.get("brief"):
             continue
-        if "tried" in family:
+        if "tried" in family and name != UNROLLED:
             plans = zip(family["brief"], map(axes_in, family["tried"]), strict=True)
             own = correction_of(name, family["tried"][0].partition("(")[0])
             found[name] = [Tried(forecast, micros, axes, own) for (forecast, micros), axes in plans][:LOOKED_AT]
@@ -122,7 +150,7 @@ def first_plans(record: Record, device: DeviceSpec) -> dict[str, list[Tried]]:
             forecast, micros = family["brief"][0]
             found[name] = [Tried(forecast, micros, None, family.get("corrected_by", name))]
     if (dense := dense_micros(record)) is not None:
-        found[DENSE] = [Tried(dense_forecast(traits_in(record), device), dense, None, DENSE)]
+        found[DENSE] = [Tried(dense_forecast(traits_in(record), device_of(record)), dense, None, DENSE)]
     return found
 
 
@@ -152,14 +180,19 @@ def large_of(device: DeviceSpec) -> list[Record]:
     return [line for line in read_results(LARGE).values() if line["machine"]["device"] == device.name]
 
 
-def fastest_unrolled(records: Sequence[Record], device: DeviceSpec) -> list[tuple[Traits, Tried]]:
+def fastest_unrolled(records: Sequence[Record]) -> list[tuple[Traits, Tried]]:
     """Return the fastest unrolled kernel of each record, with its forecast before a search."""
     found = []
     for record in records:
         if (micros := family_micros(record).get(UNROLLED)) is not None:
             traits = traits_in(record)
-            found.append((traits, Tried(unrolled_micros(traits, device), micros, None, FASTEST)))
+            found.append((traits, Tried(unrolled_micros(traits, device_of(record)), micros, None, FASTEST)))
     return found
+
+
+def device_of(record: Record) -> DeviceSpec:
+    """Return the GPU of a line."""
+    return DEVICES[record["machine"]["device"]]
 
 
 def traits_in(record: Record) -> Traits:
@@ -191,10 +224,7 @@ def fitted(numbers: NDArray[np.float64], logs: NDArray[np.float64], axes: Sequen
 
 
 def corrections(
-    records: Sequence[Record],
-    device: DeviceSpec,
-    dense: Sequence[tuple[Traits, Tried]],
-    large: Sequence[Record] = (),
+    records: Sequence[Record], dense: Sequence[tuple[Traits, Tried]], large: Sequence[Record] = ()
 ) -> dict[str, Correction]:
     """Return the correction of each family with enough plans.
 
@@ -202,10 +232,10 @@ def corrections(
     to the records' times of cuBLAS, and ``large`` to those of the fastest unrolled kernels.
     """
     tried: dict[str, list[tuple[Traits, Tried]]] = {DENSE: list(dense)}
-    tried[FASTEST] = fastest_unrolled([*records, *large], device)
+    tried[FASTEST] = fastest_unrolled([*records, *large])
     for record in records:
         traits = traits_in(record)
-        for plans in first_plans(record, device).values():
+        for plans in first_plans(record).values():
             for plan in plans:
                 tried.setdefault(plan.corrected_by, []).append((traits, plan))
         forecast, micros = record["families"].get(UNROLLED, {}).get("by_estimate", (0.0, None))
@@ -224,6 +254,18 @@ def corrections(
     return found
 
 
+def lessons_of(device: DeviceSpec) -> list[Record]:
+    """Return the lines that a GPU's corrections are fitted to."""
+    records = records_of(device)
+    return records if device == LENDER else [*records, *lent_to(records)]
+
+
+def fitted_for(device: DeviceSpec) -> dict[str, Correction]:
+    """Return the corrections that are shipped for a GPU."""
+    large = large_of(device) or large_of(LENDER)
+    return corrections(chosen_untimed(lessons_of(device), 0), dense_alone(device), large)
+
+
 def _numbers(name: str, traits: Traits, plan: Tried, axes: Sequence[str]) -> NDArray[np.float64]:
     return numbers_of(name, traits, plan.forecast, axes, plan.axes or {})
 
@@ -235,27 +277,37 @@ def dealt(shapes: Sequence[tuple[int, int, int]], deal: int) -> dict[tuple[int, 
     return {shape: int(fold) % FOLDS for shape, fold in zip(shapes, order, strict=True)}
 
 
-def losses(records: Sequence[Record], device: DeviceSpec, *, learned: bool, deal: int = 0) -> NDArray[np.float64]:
+def losses(
+    records: Sequence[Record],
+    lessons: Sequence[Record] = (),
+    dense: Sequence[tuple[Traits, Tried]] = (),
+    *,
+    deal: int | None = None,
+) -> NDArray[np.float64]:
     """Return how much slower each problem's choice is than the fastest, (problems,).
 
-    Corrections, if ``learned``, have seen no problem of the same m, k and n. ``deal`` draws the folds.
+    Corrections are fitted to ``lessons`` and ``dense`` but those of the same m, k and n. ``deal`` draws the folds;
+    None: nothing is corrected.
     """
-    fold_of = dealt(sorted({(record["m"], record["k"], record["n"]) for record in records}), deal)
-    folds = [fold_of[record["m"], record["k"], record["n"]] for record in records]
-    records = chosen_untimed(records, deal if learned else None)
-    found, dense = np.zeros(len(records)), dense_alone(device)
+    fold_of = dealt(sorted({_shape(record) for record in records}), deal or 0)
+    records, lessons = chosen_untimed(records, deal), chosen_untimed(lessons, deal)
+    found = np.zeros(len(records))
     for fold in range(FOLDS):
-        seen = [record for record, own in zip(records, folds, strict=True) if own != fold]
+        seen = [record for record in lessons if fold_of.get(_shape(record)) != fold]
         others = [one for one in dense if fold_of.get((one[0].m, one[0].k, one[0].n)) != fold]
-        table = corrections(seen, device, others) if learned else {}
+        table = {} if deal is None else corrections(seen, others)
         for at, record in enumerate(records):
-            if folds[at] == fold:
-                found[at] = _loss(record, table, device)
+            if fold_of[_shape(record)] == fold:
+                found[at] = _loss(record, table)
     return found
 
 
-def _loss(record: Record, table: Mapping[str, Correction], device: DeviceSpec) -> float:
-    tried = first_plans(record, device)
+def _shape(record: Record) -> tuple[int, int, int]:
+    return record["m"], record["k"], record["n"]
+
+
+def _loss(record: Record, table: Mapping[str, Correction]) -> float:
+    tried = first_plans(record)
     if UNROLLED in tried and not DTYPES[record["dtype"]].is_16_bit:  # as tuning does
         tried = {name: plans for name, plans in tried.items() if plans[0].corrected_by != PANELS}
     forecasts = {
@@ -290,13 +342,18 @@ def _forecasts(name: str, record: Record, plans: Sequence[Tried], one: Correctio
     return micros * one.factors(numbers)
 
 
-def report(records: Sequence[Record], device: DeviceSpec) -> dict[str, Any]:
-    """Return the quality of the choice, over all problems and by set and type."""
+def report(device: DeviceSpec, deals: int = DEALS) -> dict[str, Any]:
+    """Return the quality of the choice on a GPU, over all problems and by set and type."""
+    records, lessons = records_of(device), {"corrected": (lessons_of(device), dense_alone(device))}
+    if device != LENDER:
+        lessons[f"corrected as of {LENDER.name}"] = records_of(LENDER), dense_alone(LENDER)
+    judged = {"forecasts alone": [losses(records)]}
+    judged |= {title: [losses(records, *own, deal=deal) for deal in range(deals)] for title, own in lessons.items()}
     kinds = [f"{record['set']}, {record['dtype']}" for record in records]
     found: dict[str, Any] = {"problems": {"all": len(records), **dict(sorted(Counter(kinds).items()))}}
-    for title, deals in (("forecasts alone", 0), ("corrected", DEALS)):
-        lost = np.array([losses(records, device, learned=deals > 0, deal=deal) for deal in range(max(1, deals))])
-        found[title] = {kind: figures(lost[:, [kind in ("all", own) for own in kinds]]) for kind in found["problems"]}
+    for title, lost in judged.items():
+        of_kind = {kind: [kind in ("all", own) for own in kinds] for kind in found["problems"]}
+        found[title] = {kind: figures(np.array(lost)[:, which]) for kind, which in of_kind.items()}
     return found
 
 
@@ -310,31 +367,20 @@ def figures(lost: NDArray[np.float64]) -> dict[str, float]:
     }
 
 
-def _text(content: Mapping[str, Any]) -> str:
-    """Return JSON with one family a line."""
-    families = ",\n".join(f"{json.dumps(name)}: {json.dumps(one)}" for name, one in content["families"].items())
-    rest = json.dumps({name: value for name, value in content.items() if name != "families"}, indent=1)
-    return f'{rest.removesuffix("}").rstrip()},\n "families": {{\n{families}\n}}}}'
-
-
 def main() -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("file", type=Path, nargs="?", default=ROOT / "benchmarks" / "results" / "families.jsonl.gz")
-    parser.add_argument("--device", default="h200")
+    parser.add_argument("--device", default=LENDER.name)
     parser.add_argument("--out", type=Path, default=WEIGHTS)
     arguments = parser.parse_args()
     device = find_device(arguments.device)
-    lines = read_lines(arguments.file)
-    records = [line for line in lines if line["machine"]["device"] == device.name and line.get("traits")]
-    found = corrections(chosen_untimed(records, 0), device, dense_alone(device), large_of(device))
     families = {
         name: {"axes": one.axes, **{field: getattr(one, field).round(5).tolist() for field in ARRAYS}}
-        for name, one in found.items()
+        for name, one in fitted_for(device).items()
     }
-    figures = report(records, device)
+    figures = report(device)
     content = {"device": device.name, "report": figures, "families": families}
-    (arguments.out / f"{device.name}{SUFFIX}").write_text(_text(content) + "\n")
+    write_lines(arguments.out / f"{device.name}{SUFFIX}", [content])
     print(json.dumps(figures, indent=1))
 
 

@@ -1,8 +1,9 @@
 """The part of docs/families.md that follows from results: how good a choice without timing is."""
 
-import json
 from collections.abc import Callable
+from typing import Any
 
+from benchmarks.harness import read_lines
 from lospmm.problem.dtype import DTYPES
 from lospmm_rank.predict.corrections import SUFFIX, WEIGHTS
 from tests.docs.pages import DOCS
@@ -11,16 +12,26 @@ from tests.docs.results import table
 PAGE = DOCS / "families.md"
 
 
+def report_of(device: str) -> dict[str, Any]:
+    """Return how good a choice without timing is on a GPU."""
+    (content,) = read_lines(WEIGHTS / f"{device}{SUFFIX}")
+    return content["report"]
+
+
 def choices() -> str:
     """By set and type: how many are within 10 % of the fastest, and how much slower they are in the mean."""
-    report = json.loads((WEIGHTS / f"h200{SUFFIX}").read_text())["report"]
-    kinds, judged = report["problems"], report["corrected"]
-    lines = [
-        (f"`{name}`", *(_judged(judged.get(f"{name}, {dtype}")) for dtype in DTYPES))
-        for name in dict.fromkeys(kind.split(", ")[0] for kind in kinds if kind != "all")
-    ]
-    every = f"All {kinds['all']} problems: {_judged(judged['all'])}.\n"
-    return f"{table(('set', *DTYPES), lines)}\n{every}"
+    lines, every = [], []
+    for device in ("h200", "h100"):
+        kinds, judged = (report_of(device)[part] for part in ("problems", "corrected"))
+        lines += [
+            (
+                f"`{name}`" if device == "h200" else f"`{name}`, {device.upper()}",
+                *(_judged(judged.get(f"{name}, {dtype}")) for dtype in DTYPES),
+            )
+            for name in dict.fromkeys(kind.split(", ")[0] for kind in kinds if kind != "all")
+        ]
+        every.append(f"{device.upper()}, {kinds['all']} problems: {_judged(judged['all'])}")
+    return f"{table(('set', *DTYPES), lines)}\n{'; '.join(every)}.\n"
 
 
 def _judged(found: dict[str, float] | None) -> str:

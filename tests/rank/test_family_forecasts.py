@@ -1,14 +1,12 @@
 """Corrections of the families' forecasts: what they are a form of, where they hold, and what they are worth."""
 
-import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from benchmarks.families_table import read_results
-from benchmarks.kernels import ROOT
-from fitting.fit_families import axes_in, chosen_untimed, corrections, dense_alone, fitted, large_of, report
+from benchmarks.harness import read_lines
+from fitting.fit_families import axes_in, fitted, fitted_for, report
 from lospmm.families import FAMILIES, bitmap, block_group_coo, csr, group_coo, hyb, two_of_four, warpgroups
 from lospmm.families.traits import Traits, traits_of
 from lospmm.problem.device import DEVICES
@@ -29,7 +27,7 @@ from lospmm_rank.predict.corrections import (
 )
 
 H200 = DEVICES["h200"]
-LEARNED = {path.stem: json.loads(path.read_text()) for path in WEIGHTS.glob(f"*{SUFFIX}")}
+LEARNED = {path.name.removesuffix(SUFFIX): read_lines(path)[0] for path in WEIGHTS.glob(f"*{SUFFIX}")}
 TRAITS = Traits(768, 768, 4096, 58_900, 2, False, 1.0, 1.3, 0.1)
 
 
@@ -120,16 +118,28 @@ def test_the_time_of_cublas_is_longer_where_a_comes_from_memory() -> None:
 
 
 @pytest.mark.slow
-def test_the_weights_are_those_of_the_results() -> None:
-    """And they are worth what the card says: 89 of 100 choices, or more, are within a tenth of the fastest."""
-    records = list(read_results(ROOT / "benchmarks" / "results" / "families.jsonl.gz").values())
-    kept = json.loads((WEIGHTS / f"h200{SUFFIX}").read_text())
-    found = corrections(chosen_untimed(records, 0), H200, dense_alone(H200), large_of(H200))
+@pytest.mark.parametrize("device", sorted(LEARNED))
+def test_the_weights_are_those_of_the_results(device: str) -> None:
+    """And one deal of the shapes is worth about what the card says of several."""
+    kept, found = LEARNED[device], fitted_for(DEVICES[device])
     assert kept["families"].keys() == found.keys()
     for name, one in found.items():
         assert kept["families"][name]["axes"] == list(one.axes)
         for field in ("points", "weights", "slope", "offset"):
             np.testing.assert_allclose(kept["families"][name][field], getattr(one, field), atol=2e-5)
-    assert kept["report"] == report(records, H200)
-    assert kept["report"]["corrected"]["all"]["within_10_percent"] > 0.89  # of 16-bit shapes held to a search by time
-    assert kept["report"]["corrected"]["all"]["mean_loss"] < kept["report"]["forecasts alone"]["all"]["mean_loss"] / 10
+    judged = report(DEVICES[device], deals=1)
+    assert judged["problems"] == kept["report"]["problems"]
+    for title, loss in (("forecasts alone", 0.0), ("corrected", 0.003)):
+        told, again = kept["report"][title]["all"], judged[title]["all"]
+        assert again["within_10_percent"] == pytest.approx(told["within_10_percent"], abs=4 * loss)
+        assert again["mean_loss"] == pytest.approx(told["mean_loss"], abs=loss)
+
+
+def test_corrections_are_worth_it() -> None:
+    """Of an H200, 89 of 100 choices, or more, are within a tenth of the fastest; an H100's own are the better ones."""
+    h200, h100 = (LEARNED[device]["report"] for device in ("h200", "h100"))
+    assert h200["corrected"]["all"]["within_10_percent"] > 0.89  # of 16-bit shapes held to a search by time
+    assert h200["corrected"]["all"]["mean_loss"] < h200["forecasts alone"]["all"]["mean_loss"] / 10
+    none, lent, own = (h100[title]["all"] for title in ("forecasts alone", "corrected as of h200", "corrected"))
+    assert own["least"] > lent["within_10_percent"] + 0.05 > none["within_10_percent"] + 0.3
+    assert own["mean_loss"] < 0.8 * lent["mean_loss"] < 0.2 * none["mean_loss"]

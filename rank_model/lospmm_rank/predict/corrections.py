@@ -8,6 +8,7 @@ factor's logarithm is predicted from measured problems and plans that are simila
 measured are clipped to them. The choice takes no library and about a millisecond.
 """
 
+import gzip
 import hashlib
 import json
 import math
@@ -29,7 +30,7 @@ from lospmm_rank.predict.cards import card_for
 WEIGHTS = Path(__file__).parents[1] / "weights" / "families"
 
 #: Suffix of the file after the device's name.
-SUFFIX = ".json"
+SUFFIX = ".json.gz"
 
 #: cuBLAS in the type: predicted here, as it is no family of ours.
 DENSE = "dense"
@@ -227,7 +228,7 @@ def card_of(device: DeviceSpec) -> str:
 
 @cache
 def _learned() -> frozenset[str]:
-    return frozenset(path.stem for path in WEIGHTS.glob(f"*{SUFFIX}"))
+    return frozenset(path.name.removesuffix(SUFFIX) for path in WEIGHTS.glob(f"*{SUFFIX}"))
 
 
 @cache
@@ -250,7 +251,7 @@ def _corrections(device: str) -> Mapping[str, Correction]:
     path = _file(device)
     if not path.is_file():
         return {}
-    families: Mapping[str, Mapping[str, Any]] = json.loads(path.read_text())["families"]
+    families: Mapping[str, Mapping[str, Any]] = json.loads(gzip.decompress(path.read_bytes()))["families"]
     return {
         name: Correction(tuple(fields["axes"]), *(np.array(fields[field]) for field in ARRAYS))
         for name, fields in families.items()
