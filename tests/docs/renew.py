@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.docs import (
+    budgets,
     embedding,
     families,
     kernels,
@@ -25,6 +26,7 @@ from tests.docs.pages import DOCS, ROOT, with_region
 REGIONS: dict[Path, dict[str, Callable[[], str]]] = {
     ROOT / "README.md": speedups.README,
     DOCS / "flow.md": worked_example.REGIONS,
+    budgets.PAGE: budgets.REGIONS,
     families.PAGE: families.REGIONS,
     kernels.PAGE: kernels.REGIONS,
     machine_code.PAGE: machine_code.REGIONS,
