@@ -102,7 +102,7 @@ class GpuClock:
         effort, self._is_first = FULL if self._is_first else effort, False
         shape = Shape(kernel.launch.grid, kernel.launch.block, kernel.launch.shared_bytes)
         try:
-            task = Measure(kernel.cubin, kernel.entry, shape, takes_n=False, cache="cold", effort=effort)
+            task = Measure(kernel.cubin, kernel.entry, shape, cache="cold", effort=effort)
             found = self.bench.request("measure", task)
         except GpuFault as fault:
             return Measurement(None, None, str(fault))

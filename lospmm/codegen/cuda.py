@@ -43,8 +43,7 @@ def _signature(index: int, program: KernelProgram) -> str:
 
 def _parameters(program: KernelProgram) -> str:
     residual = ", const float *residual" if program.epilogue.residual else ""
-    size = ", unsigned n" if program.n is None else ""
-    return f"const float *__restrict__ b, float *__restrict__ c{residual}{size}"
+    return f"const float *__restrict__ b, float *__restrict__ c{residual}"
 
 
 def _tile(index: int, tile: TileProgram, program: KernelProgram) -> str:
@@ -54,7 +53,7 @@ def _tile(index: int, tile: TileProgram, program: KernelProgram) -> str:
     """
     code = tile.code
     guards = program.guards(code).tolist()
-    rows_of_b = None if program.n is None else program.b_elements(code["source"]).tolist()
+    rows_of_b = program.b_elements(code["source"]).tolist()
     stores = code[code["op"] == Op.STORE]
     lines = [f"\n// rows {describe_rows(stores['target'].tolist())}", f"{_signature(index, program)} {{"]
     lines += [f"  float a{row} = 0.0f;" for row in range(tile.accumulators)]
@@ -62,15 +61,14 @@ def _tile(index: int, tile: TileProgram, program: KernelProgram) -> str:
     columns = (code[name].tolist() for name in ("op", "target", "source", "weight"))
     for number, (op, target, source, weight) in enumerate(zip(*columns, strict=True)):
         if op == Op.LOAD:
-            offset = f"{source}ull * n" if rows_of_b is None else f"{rows_of_b[number]}ull"
             outside = f"padded & {guards[number]}u ? 0.0f : " if guards[number] else ""
-            lines.append(f"  x{target} = {outside}__ldcs(b + {offset});")
+            lines.append(f"  x{target} = {outside}__ldcs(b + {rows_of_b[number]}ull);")
         elif op == Op.FMA:
             lines.append(f"  a{target} = __fmaf_rn(x{source}, {_literal(weight)}, a{target});")
         elif op == Op.BEGIN:
             lines.append(f"  a{target} = {_literal(weight)};")
         elif op == Op.RESIDUAL:
-            lines.append(f"  a{target} = __ldcs(residual + {_offset(source, program)});")
+            lines.append(f"  a{target} = __ldcs(residual + {source * program.c_row_elements}ull);")
         elif op == Op.ADD:
             lines.append(f"  a{target} = __fadd_rn(a{target}, {_literal(weight)});")
         elif op == Op.FOLD:
@@ -80,13 +78,8 @@ def _tile(index: int, tile: TileProgram, program: KernelProgram) -> str:
             value = "0.0f" if source == ZERO else f"a{source}"
             if program.epilogue.relu and source != ZERO:
                 value = f"a{source} < 0.0f ? 0.0f : a{source}"  # keeps NaN
-            lines.append(f"  __stcs(c + {_offset(target, program)}, {value});")
+            lines.append(f"  __stcs(c + {target * program.c_row_elements}ull, {value});")
     return "\n".join((*lines, "  LOSPMM_END;", "}\n"))
-
-
-def _offset(row: int, program: KernelProgram) -> str:
-    """Return the elements from row 0 to ``row`` of C, as an expression."""
-    return f"{row}ull * n" if program.n is None else f"{row * program.c_row_elements}ull"
 
 
 def _literal(weight: float) -> str:
@@ -98,9 +91,8 @@ def _literal(weight: float) -> str:
 def _entry(program: KernelProgram) -> str:
     """Return the kernel: it finds this thread's column, leaves if there is none, and runs its tile."""
     width = "blockDim.x" if program.cols is None else f"{program.cols}u"
-    columns = "n" if program.n is None else f"{program.n}u"
     bounds = "" if program.cols is None else f" __launch_bounds__({program.cols})"
-    given = {"residual": program.epilogue.residual, "n": program.n is None, "padded": program.is_guarded}
+    given = {"residual": program.epilogue.residual, "padded": program.is_guarded}
     arguments = ", ".join(("b", "c", *(name for name, is_given in given.items() if is_given)))
     cases: dict[int, list[str]] = {}
     for block_row, index in enumerate(program.dispatch):
@@ -110,7 +102,7 @@ def _entry(program: KernelProgram) -> str:
             f'\nextern "C" __global__ void{bounds}',
             f"{program.name}({_parameters(program)}) {{",
             f"  const unsigned column = (blockIdx.z * gridDim.x + blockIdx.x) * {width} + threadIdx.x;",
-            f"  if (column >= {columns}) return;",
+            f"  if (column >= {program.n}u) return;",
             *_own_column(program),
             "  switch (blockIdx.y) {",
             *(f"    {' '.join(labels)} return tile_{index}({arguments});" for index, labels in cases.items()),

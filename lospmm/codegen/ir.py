@@ -148,14 +148,14 @@ class TileProgram:
 class KernelProgram:
     """A whole kernel: block row i runs ``tiles[dispatch[i]]``.
 
-    ``n`` counts columns of ``words``; None takes it as a run-time argument. ``cols`` None takes the columns per block
-    from the launch. ``registers`` is the most that a thread may use (``--maxrregcount``).
+    ``n`` counts columns of ``words``. ``cols`` None takes the columns per block from the launch. ``registers`` is the
+    most that a thread may use (``--maxrregcount``).
     """
 
     name: str
     m: int
     k: int
-    n: int | None
+    n: int
     cols: int | None
     tiles: tuple[TileProgram, ...]
     dispatch: tuple[int, ...]
@@ -181,14 +181,12 @@ class KernelProgram:
         return max((tile.slots for tile in self.tiles), default=0)
 
     def b_elements(self, k: NDArray[np.integer]) -> NDArray[np.int64]:
-        """Return the offsets of rows ``k`` of B in a thread's column, in elements; ``n`` must be known."""
-        assert self.n is not None
+        """Return the offsets of rows ``k`` of B in a thread's column, in elements."""
         return np.asarray(k, np.int64) * self.n if self.convolution is None else row_elements(self.convolution, k)
 
     @property
     def c_row_elements(self) -> int:
-        """Elements between two rows of C, and of the residual, in a thread's column; ``n`` must be known."""
-        assert self.n is not None
+        """Elements between two rows of C, and of the residual, in a thread's column."""
         return self.n if self.convolution is None else self.convolution.pixels
 
     @property
@@ -262,8 +260,8 @@ def grid(block_rows: int, n: int, cols: int, column_group: int) -> tuple[int, in
 
 
 def launch(program: KernelProgram) -> Launch:
-    """Return the launch configuration of a kernel with fixed ``n`` and ``cols``."""
-    assert program.n is not None and program.cols is not None, "a run-time size has no launch of its own"
+    """Return the launch configuration of a kernel with fixed ``cols``."""
+    assert program.cols is not None, "threads that the launch decides have no launch of their own"
     shape = grid(program.block_rows, program.n, program.cols * program.walks, program.column_group)
     shared_bytes = program.slots * program.cols * FLOAT_BYTES + program.kept_bytes
     return Launch(shape, program.cols, shared_bytes=shared_bytes)

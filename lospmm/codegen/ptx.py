@@ -62,10 +62,10 @@ def _signature(index: int, program: KernelProgram) -> str:
 
 
 def _passed(program: KernelProgram) -> dict[str, int]:
-    """Return the arguments of a tile, by name, with their bits: addresses of its column, padding bits, n."""
+    """Return the arguments of a tile, by name, with their bits: addresses of its column, padding bits."""
     extra = {"residual": 64} if program.epilogue.residual else {}
     extra |= {"padded": 32} if program.is_guarded else {}
-    return {"b": 64, "c": 64, **extra, **({"n": 32} if program.n is None else {})}
+    return {"b": 64, "c": 64, **extra}
 
 
 def _tile(index: int, tile: TileProgram, program: KernelProgram, arch: str) -> str:
@@ -133,20 +133,11 @@ class _Body:
         self._keeps_nan = int(arch.removeprefix("sm_").rstrip("a")) >= MAX_NAN_ARCH
         self._windows = {name: (0, f"%{name}") for name in ("b", "c", "residual")}
         self._guards = {"load": 0, "use": 0}
-        k = np.arange(program.k)
-        self._rows_of_b = None if program.convolution is None else program.b_elements(k).tolist()
+        self._rows_of_b = program.b_elements(np.arange(program.k)).tolist()
 
     def address(self, base: str, row: int) -> str:
-        if self.program.n is not None:
-            if base == "b":
-                elements = row * self.program.n if self._rows_of_b is None else self._rows_of_b[row]
-            else:
-                elements = row * self.program.c_row_elements
-            return self._offset(base, elements * 4)
-        pointer = self._new_pointer()
-        # row * 4 always fits 32 bits; a run-time n * 4 may not.
-        self.lines.append(f"mad.wide.u32 {pointer}, %n, {row * 4}, %{base};")
-        return f"[{pointer}]"
+        elements = self._rows_of_b[row] if base == "b" else row * self.program.c_row_elements
+        return self._offset(base, elements * 4)
 
     def guard(self, predicate: str, bits: int) -> str:
         """Return the predicate of an instruction that is skipped if any of ``bits`` is set in %padded."""
@@ -188,9 +179,8 @@ def _entry(program: KernelProgram) -> str:
 def entry_head(program: KernelProgram) -> Sequence[str]:
     """Return the kernel up to the jump: %tile is the block row; %b and %c point to row 0 of the column."""
     residual = ",\n.param .u64 residual" if program.epilogue.residual else ""
-    size = "" if program.n is not None else ",\n.param .u32 n"
     return [
-        f"\n.visible .entry {program.name} (.param .u64 b, .param .u64 c{residual}{size})",
+        f"\n.visible .entry {program.name} (.param .u64 b, .param .u64 c{residual})",
         *([f".maxntid {program.cols}"] if program.cols is not None else []),
         *([f".reqnctapercluster 1, {program.split_k}, 1"] if program.split_k > 1 else []),
         "{",
@@ -218,7 +208,7 @@ def _column(program: KernelProgram) -> Sequence[str]:
     """Return the statements that compute a thread's column and exit if it is outside."""
     return (
         "mad.lo.u32 %column, %block, %width, %thread;",
-        f"{'mov.u32 %n, ' + str(program.n) if program.n is not None else 'ld.param.u32 %n, [n]'};",
+        f"mov.u32 %n, {program.n};",
         "setp.ge.u32 %outside, %column, %n;",
         "@%outside exit;",
     )
@@ -229,7 +219,7 @@ def _column_of_walks(program: KernelProgram) -> Sequence[str]:
 
     The last block begins early enough to have all of its columns, some of which the block before it computes too.
     """
-    assert program.n is not None and program.cols is not None
+    assert program.cols is not None
     cols = program.walks * program.cols
     return (
         f"mul.lo.u32 %column, %block, {cols};",

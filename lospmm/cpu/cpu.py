@@ -66,7 +66,7 @@ def execute(
 def _sizes(geometry: Geometry) -> tuple[int, ...]:
     """Return the sizes of shim.h's ``Geometry``."""
     sizes = (geometry.m, geometry.k, geometry.n, geometry.cols, geometry.block_rows)
-    launch = (geometry.grid[0], int(geometry.takes_n), int(geometry.takes_residual))
+    launch = (geometry.grid[0], int(geometry.takes_residual))
     window = geometry.convolution
     if window is None:
         return (*sizes, *launch, 0, *(0,) * 14)

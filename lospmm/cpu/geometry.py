@@ -29,10 +29,7 @@ CODE_ADDRESS = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """The sizes of a launch; its n and columns are those of ``words``.
-
-    ``takes_n``: n is the kernel's last argument. ``takes_residual``: it has a third address.
-    """
+    """The sizes of a launch; its n and columns are those of ``words``. ``takes_residual``: it has a third address."""
 
     m: int
     k: int
@@ -40,7 +37,6 @@ class Geometry:
     cols: int  # threads per block
     block_rows: int
     grid: tuple[int, int, int]
-    takes_n: bool
     convolution: Convolution | None = None
     takes_residual: bool = False
     words: Lanes = SINGLE
@@ -104,18 +100,16 @@ def _rows(offset: NDArray[np.uint64], row_bytes: int, rows: int) -> NDArray[np.i
     return np.where(is_row, np.where(is_row, row, 0).astype(np.int64), -1)
 
 
-def geometry_of(program: KernelProgram, *, n: int, cols: int) -> Geometry:
+def geometry_of(program: KernelProgram, *, cols: int) -> Geometry:
     """Return the launch of ``program``; ``n`` and ``cols`` are used if the program leaves them open."""
-    n = n if program.n is None else program.n
     cols = cols if program.cols is None else program.cols
     return Geometry(
         m=program.m,
         k=program.k,
-        n=n,
+        n=program.n,
         cols=cols,
         block_rows=program.block_rows,
-        grid=grid(program.block_rows, n, cols * program.walks, program.column_group),
-        takes_n=program.n is None,
+        grid=grid(program.block_rows, program.n, cols * program.walks, program.column_group),
         convolution=program.convolution,
         takes_residual=program.epilogue.residual,
         words=program.words,

@@ -123,7 +123,6 @@ def _launch(machine: _Machine, entry: str) -> _Group:
         np.uint64(B_ADDRESS),
         np.uint64(C_ADDRESS),
         *([np.uint64(RESIDUAL_ADDRESS)] if geometry.takes_residual else []),
-        *([np.uint32(geometry.n)] if geometry.takes_n else []),
     ]
     if [f"b{value.dtype.itemsize * 8}" for value in given] != list(function.parameters.values()):
         raise PtxError(function.line, f"the launch gives {len(given)} arguments of other types or another number")
@@ -219,11 +218,6 @@ def _select(group: _Group, target: str, x: np.uint32, y: np.uint32, predicate: s
 
 def _multiply_wide(group: _Group, target: str, x: str, factor: np.uint32) -> None:
     group.registers[target] = group.registers[x].astype(np.uint64) * np.uint64(factor)
-
-
-def _multiply_add_wide(group: _Group, target: str, x: str, factor: np.uint32, z: str) -> None:
-    registers = group.registers
-    registers[target] = registers[x].astype(np.uint64) * np.uint64(factor) + registers[z]
 
 
 def _add(group: _Group, target: str, x: str, y: str | np.generic) -> None:
@@ -345,7 +339,6 @@ OPERATIONS: Mapping[str, Callable[..., None]] = MappingProxyType(
         "and.b32": _and,
         "or.b32": _or,
         "selp.b32": _select,
-        "mad.wide.u32": _multiply_add_wide,
         "add.s64": _add,
         "cvta.to.global.u64": _move,
         "setp.ge.u32": _set_if_greater_or_equal,

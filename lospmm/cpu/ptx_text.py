@@ -27,7 +27,6 @@ SIGNATURES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "and.b32": ("b32=", "b32", "b32#"),
         "or.b32": ("b32=", "b32", "b32"),
         "selp.b32": ("b32=", "b32#", "b32#", "pred"),
-        "mad.wide.u32": ("b64=", "b32", "b32#", "b64"),
         "add.s64": ("b64=", "b64", "b64?"),
         "cvta.to.global.u64": ("b64=", "b64"),
         "setp.ge.u32": ("pred=", "b32", "b32?"),

@@ -10,7 +10,7 @@
 namespace lospmm {
 
 struct Geometry {
-  std::uint64_t m, k, n, cols, block_rows, grid_x, takes_n, takes_residual, is_convolution;
+  std::uint64_t m, k, n, cols, block_rows, grid_x, takes_residual, is_convolution;
   // Of a convolution's input and window, along the height before along the width:
   std::int64_t batch, channels, height, width, kernel_height, kernel_width, down, right, top, left, dilation_y,
       dilation_x, out_height, out_width;
@@ -90,21 +90,14 @@ static lospmm::Index blockIdx, threadIdx, blockDim, gridDim;
 #define LOSPMM_END return
 
 using Kernel = void (*)(const float *, float *);
-using KernelOfN = void (*)(const float *, float *, unsigned);
 using KernelOfResidual = void (*)(const float *, float *, const float *);
-using KernelOfResidualAndN = void (*)(const float *, float *, const float *, unsigned);
 
 static void start(Kernel kernel, const std::uint64_t *addresses) {
   const float *b = reinterpret_cast<const float *>(addresses[0]);
   float *c = reinterpret_cast<float *>(addresses[1]);
   const float *residual = reinterpret_cast<const float *>(addresses[2]);
-  const unsigned n = static_cast<unsigned>(lospmm::sizes->n);
-  if (lospmm::sizes->takes_residual && lospmm::sizes->takes_n)
-    reinterpret_cast<KernelOfResidualAndN>(kernel)(b, c, residual, n);
-  else if (lospmm::sizes->takes_residual)
+  if (lospmm::sizes->takes_residual)
     reinterpret_cast<KernelOfResidual>(kernel)(b, c, residual);
-  else if (lospmm::sizes->takes_n)
-    reinterpret_cast<KernelOfN>(kernel)(b, c, n);
   else
     kernel(b, c);
 }

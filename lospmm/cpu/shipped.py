@@ -66,7 +66,6 @@ def _geometry(kernel: Artifact) -> Geometry:
         cols=tile["cols"],
         block_rows=kernel.launch.grid[1],
         grid=kernel.launch.grid,
-        takes_n=False,
         convolution=kernel.convolution,
         takes_residual=manifest["epilogue"]["residual"],
         words=words,

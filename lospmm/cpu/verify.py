@@ -42,7 +42,7 @@ def verify_on_cpu(
     problem: Problem, program: KernelProgram, emission: Emission, *, seed: int = 0, progress: Count = uncounted
 ) -> Verified:
     """Run the emission's text on the CPU for some columns. Raises VerificationFailed."""
-    geometry = geometry_of(program, n=problem.n, cols=LAUNCH_COLS)
+    geometry = geometry_of(program, cols=LAUNCH_COLS)
     words = geometry.together(choose_columns(geometry.n, geometry.cols, _column_limit(problem)))
     columns = geometry.columns_of(words)
     b = draw_b(problem.matrix, len(columns), seed, problem.dtype)

@@ -99,16 +99,14 @@ class Bench:
         if worker is not None:
             worker.end()
 
-    def measure(
-        self, cubin: bytes | Path, entry: str, launch: Launch, *, takes_n: bool = False, effort: Effort = FULL
-    ) -> Measurement:
-        """Check and time a kernel of B, C, a residual if any, and, if it ``takes_n``, the number of columns.
+    def measure(self, cubin: bytes | Path, entry: str, launch: Launch, *, effort: Effort = FULL) -> Measurement:
+        """Check and time a kernel of B, C and a residual if any.
 
         Raises GpuFault where no worker can be started (no GPU, not enough memory), ToolchainFault where the gate
         cannot be compiled, and CancelledError.
         """
         try:
-            value = self._ask("measure", self._task(cubin, entry, launch, takes_n, effort))
+            value = self._ask("measure", self._task(cubin, entry, launch, effort))
         except _Failed as failed:
             return Measurement(None, None, str(failed), is_lost=failed.is_lost)
         assert isinstance(value, Measurement)
@@ -121,20 +119,20 @@ class Bench:
         """
         worker = self._worker
         if worker is not None and self._told and self._begun is None and not worker.has_ended():
-            self._begun = self._task(cubin, entry, launch, False, effort)
+            self._begun = self._task(cubin, entry, launch, effort)
             worker.send(("measure", self._begun), self._seconds)
 
-    def _task(self, cubin: bytes | Path, entry: str, launch: Launch, takes_n: bool, effort: Effort) -> Measure:
-        return Measure(cubin, entry, Shape(launch.grid, launch.block, launch.shared_bytes), takes_n, self.cache, effort)
+    def _task(self, cubin: bytes | Path, entry: str, launch: Launch, effort: Effort) -> Measure:
+        return Measure(cubin, entry, Shape(launch.grid, launch.block, launch.shared_bytes), self.cache, effort)
 
-    def noise(self, cubin: bytes, entry: str, launch: Launch, *, takes_n: bool = False) -> float:
+    def noise(self, cubin: bytes, entry: str, launch: Launch) -> float:
         """Return how far two measurements of the same kernel are apart, relative to the shorter time.
 
         Smaller differences are not significant. Raises GpuFault if the kernel fails.
         """
         micros = []
         for _ in range(2):
-            measured = self.measure(cubin, entry, launch, takes_n=takes_n)
+            measured = self.measure(cubin, entry, launch)
             if measured.timing is None:
                 raise GpuFault(f"{entry}: {measured.failure}")
             micros.append(measured.timing.micros)

@@ -90,7 +90,7 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """Check and time one kernel, whose arguments are B, C, the residual, if any, and, if it takes it, n.
+    """Check and time one kernel, whose arguments are B, C and the residual, if any.
 
     A cubin of megabytes is better left in a file, which this process and the worker's see alike.
     """
@@ -98,7 +98,6 @@ class Measure:
     cubin: bytes | Path
     entry: str
     shape: Shape
-    takes_n: bool
     cache: CacheState
     effort: Effort = FULL
 

@@ -19,14 +19,13 @@ COMMAND = "proxy"
 
 
 def run(bench: "Workbench", task: Measure) -> Measurement:
-    """Time a program of B, C and, if it takes it, n, without the gate. Raises GpuFault."""
+    """Time a program of B and C without the gate. Raises GpuFault."""
     driver, operands = bench.driver, bench.operands
     image = task.image
     function = driver.load(image, task.entry)
-    size = (np.uint32(operands.n),) if task.takes_n else ()
 
     def enqueue(copy: int) -> None:
-        driver.launch(function, task.shape, (np.uint64(operands.b[copy]), np.uint64(operands.c[copy]), *size))
+        driver.launch(function, task.shape, (np.uint64(operands.b[copy]), np.uint64(operands.c[copy])))
 
     copies = operands.rotated(task.cache, len(image), driver.l2_bytes())
     timing = time_in(task.cache, driver, bench.gate, operands, enqueue, copies=copies, effort=task.effort)

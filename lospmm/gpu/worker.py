@@ -59,11 +59,10 @@ def measure(bench: Workbench, task: Measure) -> Measurement:
     copies = operands.rotated(task.cache, len(image), driver.l2_bytes())
     # A is in the kernel's code or beside it: as many modules hold as many copies of it.
     functions = [driver.load(image, task.entry) for _ in range(copies if task.cache == "streamed" else 1)]
-    size = (np.uint32(operands.n),) if task.takes_n else ()
 
     def enqueue(copy: int) -> None:
         addresses = [operands.b[copy], operands.c[copy], *operands.residual[copy : copy + 1]]
-        driver.launch(functions[copy % len(functions)], task.shape, (*map(np.uint64, addresses), *size))
+        driver.launch(functions[copy % len(functions)], task.shape, tuple(map(np.uint64, addresses)))
 
     before = run_and_check(driver, bench.gate, operands, bench.problem, enqueue, copy=0)
     if before.failure is not None:

@@ -121,7 +121,7 @@ def time_proxy(bench: Bench, built: Compiled, kept: float, effort: Effort = BRIE
     bench.start()
     shape = Shape(built.launch.grid, built.launch.block, built.launch.shared_bytes)
     try:
-        found = bench.request(proxy.COMMAND, Measure(built.cubin, built.entry, shape, False, bench.cache, effort))
+        found = bench.request(proxy.COMMAND, Measure(built.cubin, built.entry, shape, bench.cache, effort))
     except GpuFault as fault:
         return Measurement(None, None, str(fault))
     assert isinstance(found, Measurement) and found.timing is not None

@@ -51,15 +51,14 @@ def matrices(draw: st.DrawFn) -> SparseMatrix:
 
 @st.composite
 def kernels(draw: st.DrawFn) -> tuple[Problem, KernelProgram]:
-    """A problem with up to twelve million columns, and a kernel for it whose sizes may be left to its launch."""
+    """A problem with up to twelve million columns, and a kernel for it whose threads may be left to its launch."""
     matrix = draw(matrices())
     n = draw(st.integers(1, 200) | st.sampled_from([12_000_000, 12_000_011, MAX_COLUMNS]))
     rows, cols = draw(st.integers(1, matrix.m)), draw(st.sampled_from([1, 3, 32, 128]))
     tiling = regroup(matrix, [rows])[rows] if draw(st.booleans()) else natural_order(matrix, rows)
     problem = Problem(matrix, n, DEVICE)
     program = lower(problem, UnrolledPlan(TileSize(rows, cols), draw(schedules), tiling))
-    sizes = draw(st.sampled_from([{}, {"n": None}, {"cols": None}, {"n": None, "cols": None}]))
-    return problem, replace(program, **sizes)
+    return problem, replace(program, cols=draw(st.sampled_from([program.cols, None])))
 
 
 def random_matrix(m: int, k: int, density: float, seed: int = 0) -> SparseMatrix:

@@ -16,7 +16,7 @@ from lospmm.errors import VerificationFailed
 from tests.cpu.drawn_machine_code import GLOBAL, code_of, row
 
 #: B and C of four rows and 10 columns, 8 threads a block: 40 bytes a row of B, 32 a slot.
-GEOMETRY = Geometry(m=4, k=4, n=10, cols=8, block_rows=2, grid=(2, 2, 1), takes_n=False)
+GEOMETRY = Geometry(m=4, k=4, n=10, cols=8, block_rows=2, grid=(2, 2, 1))
 ROW, SLOT = 40, 32
 COLUMNS = np.array([0, 3, 8, 9, 15])  # 0 and 8 are thread 0 of two blocks; the last has no column of B or C
 B = np.random.default_rng(0).uniform(-1.0, 1.0, (4, len(COLUMNS))).astype(np.float32)

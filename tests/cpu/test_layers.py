@@ -34,7 +34,7 @@ ARCH = "sm_90"
 def run(layer: Layer, language: str) -> NDArray[np.float32]:
     """C of the emitted kernel; what stands for the padding is NaN."""
     program = layer.program
-    geometry = geometry_of(program, n=layer.problem.n, cols=0)
+    geometry = geometry_of(program, cols=0)
     return execute(emit(program, language, ARCH), geometry, layer.columns, layer.hidden_b, layer.residual)
 
 
@@ -69,17 +69,12 @@ def test_cuda_computes_what_the_oracle_does(layer: Layer) -> None:
 
 
 @settings(max_examples=30, deadline=None)
-@given(layers(is_convolution=False), st.sampled_from([{}, {"n": None}, {"cols": None}, {"n": None, "cols": None}]))
-def test_an_epilogue_takes_sizes_at_run_time(layer: Layer, sizes: dict[str, None]) -> None:
-    program = replace(layer.program, **sizes)
-    geometry = geometry_of(program, n=layer.problem.n, cols=32)
-    for language in LANGUAGES_OF_SIZES:
-        found = execute(emit(program, language, ARCH), geometry, layer.columns, layer.b, layer.residual)
-        np.testing.assert_array_equal(found, interpret(program, layer.b, layer.residual))
+@given(layers(is_convolution=False))
+def test_an_epilogue_takes_threads_at_run_time(layer: Layer) -> None:
+    program = replace(layer.program, cols=None)
+    found = execute(emit(program, "ptx", ARCH), geometry_of(program, cols=32), layer.columns, layer.b, layer.residual)
+    np.testing.assert_array_equal(found, interpret(program, layer.b, layer.residual))
 
-
-#: g++ is started for each text: CUDA C++ is drawn fewer times, above.
-LANGUAGES_OF_SIZES = ("ptx",)
 
 WINDOW = Convolution(2, 5, 6, 7, 3, 3, (1, 2), (1, 1))
 
@@ -199,7 +194,7 @@ def test_relu_keeps_nan(language: str) -> None:
         columns = np.arange(problem.n)
         b = np.full((problem.matrix.k, problem.n), np.nan, np.float32)
         residual = np.zeros((problem.matrix.m, problem.n), np.float32)
-        geometry = geometry_of(program, n=problem.n, cols=0)
+        geometry = geometry_of(program, cols=0)
         c = execute(emit(program, language, arch), geometry, columns, b, residual)
         inside = unfold(WINDOW, np.ones(WINDOW.input_elements, np.float32), columns)
         used = (problem.matrix.to_scipy() != 0).astype(np.float64) @ inside > 0

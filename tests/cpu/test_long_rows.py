@@ -158,7 +158,7 @@ def test_every_emitter_adds_up_alike(language: str) -> None:
     for axes in ({}, *([{"split_k": 4}] if language == "sass" else [])):
         _, program = lowered(matrix, 12, n=40, **axes)
         assert sum(tile.count(Op.FOLD) for tile in program.tiles) > 5
-        c = execute(emit(program, language, "sm_90"), geometry_of(program, n=40, cols=32), np.arange(40), b)
+        c = execute(emit(program, language, "sm_90"), geometry_of(program, cols=32), np.arange(40), b)
         np.testing.assert_array_equal(c, interpret(program, b))
 
 
@@ -167,7 +167,7 @@ def test_every_emitter_adds_up_alike(language: str) -> None:
 @pytest.mark.usefixtures("_short_chains")
 def test_machine_code_of_short_chains(layer: Layer) -> None:
     """With padding, bias, residual and ReLU, held against the hazards of the hardware."""
-    geometry = geometry_of(layer.program, n=layer.problem.n, cols=0)
+    geometry = geometry_of(layer.program, cols=0)
     code = emit(layer.program, "sass", "sm_90")
     c = execute(code, geometry, layer.columns, layer.hidden_b, layer.residual)
     np.testing.assert_array_equal(c, interpret(layer.program, layer.b, layer.residual))
@@ -178,7 +178,7 @@ def test_machine_code_of_short_chains(layer: Layer) -> None:
 @given(layer=layers() | layers(is_convolution=False))
 @pytest.mark.usefixtures("_short_chains")
 def test_ptx_of_short_chains(layer: Layer) -> None:
-    geometry = geometry_of(layer.program, n=layer.problem.n, cols=0)
+    geometry = geometry_of(layer.program, cols=0)
     c = execute(emit(layer.program, "ptx", "sm_90"), geometry, layer.columns, layer.hidden_b, layer.residual)
     np.testing.assert_array_equal(c, interpret(layer.program, layer.b, layer.residual))
 

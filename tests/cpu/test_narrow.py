@@ -50,7 +50,7 @@ def oracle(layer: Layer) -> NDArray[np.float32]:
 
 
 def check(layer: Layer) -> None:
-    geometry = geometry_of(layer.program, n=layer.problem.n, cols=0)
+    geometry = geometry_of(layer.program, cols=0)
     found = execute(emit(layer.program, "sass", ARCH), geometry, layer.columns, layer.hidden_b, layer.residual)
     np.testing.assert_array_equal(found.view(np.uint32), oracle(layer).view(np.uint32))
 
@@ -75,7 +75,7 @@ def test_two_columns_to_a_thread_are_those_of_two_threads(layer: Layer, number: 
     assume(layer.problem.n % 2 == 0)
     layer = narrowed(layer, DTYPES[number])
     program = replace(layer.program, n=layer.problem.n // 2, words=DOUBLE, lockstep=lockstep)
-    geometry = geometry_of(program, n=0, cols=0)
+    geometry = geometry_of(program, cols=0)
     emission, words = emit(program, "sass", ARCH), np.arange(layer.problem.n // 2)
     found = execute(emission, geometry, words, layer.b, layer.residual)
     np.testing.assert_array_equal(found.view(np.uint32), oracle(layer).view(np.uint32))
@@ -143,7 +143,7 @@ def test_numbers_at_their_ends(number: str) -> None:
     layer = layer_of(problem, program, seed=1)
     ends = values_of(np.array([0, 1, 0x8001, 0x3FF, 0x7BFF, 0xFBFF, 0x7C00, 0x7F80, 0xFF80, 0x7FFF], np.uint32), dtype)
     b = np.random.default_rng(4).choice(ends, layer.b.shape)
-    geometry = geometry_of(program, n=problem.n, cols=0)
+    geometry = geometry_of(program, cols=0)
     with np.errstate(invalid="ignore", over="ignore"):
         found = execute(emit(program, "sass", ARCH), geometry, layer.columns, b)
         np.testing.assert_array_equal(found, oracle(replace(layer, b=b)))

@@ -10,6 +10,7 @@ from lospmm.codegen.emission import Emission
 from lospmm.cpu import cpu
 from lospmm.cpu.verify import verify_on_cpu
 from lospmm.errors import VerificationFailed
+from lospmm.problem.epilogue import Epilogue
 from lospmm.toolchain.discover import find_host_compiler
 from tests.cpu.drawn import LANGUAGES, two_tiles
 
@@ -131,7 +132,7 @@ def test_the_kernel_that_is_named_must_be_there() -> None:
         verify_on_cpu(problem, program, replace(emission, entry="other"))
 
 
-def test_a_kernel_that_takes_n_is_given_n() -> None:
-    problem, program, emission = two_tiles("ptx")
+def test_a_kernel_is_given_the_arguments_that_it_takes() -> None:
+    (problem, program, emission), residual = two_tiles("ptx"), Epilogue(residual=True)
     with pytest.raises(VerificationFailed, match="the launch gives 3 arguments"):
-        verify_on_cpu(problem, replace(program, n=None), emission)
+        verify_on_cpu(replace(problem, epilogue=residual), replace(program, epilogue=residual), emission)

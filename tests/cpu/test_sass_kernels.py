@@ -35,7 +35,6 @@ COLS = 32
 
 def machine_code(program: KernelProgram) -> MachineCode:
     """What the scheduler writes, by way of its bits."""
-    assert program.n is not None
     tiles = [schedule_tile(tile, program) for tile in program.tiles]
     forms = [np.concatenate((form, padding(len(form)))) for form, _ in tiles]
     return MachineCode(
@@ -53,7 +52,7 @@ def check(problem: Problem, program: KernelProgram, code: MachineCode) -> None:
     b = draw_b(problem.matrix, len(columns), seed=1)
     idle = ceil_div(problem.n, COLS) * COLS
     idle_b = np.full((len(b), 1), np.nan, np.float32)
-    c = execute(code, geometry_of(program, n=problem.n, cols=COLS), np.append(columns, idle), np.hstack((b, idle_b)))
+    c = execute(code, geometry_of(program, cols=COLS), np.append(columns, idle), np.hstack((b, idle_b)))
     compare(problem.matrix, columns, b, c[:, :-1])
     np.testing.assert_array_equal(c[:, :-1].view(np.uint32), interpret(program, b).view(np.uint32))
     assert np.isnan(c[:, -1]).all()
@@ -114,7 +113,7 @@ def test_each_damaged_control_field_is_refused_or_makes_no_difference() -> None:
         damaged = replace(code, form=code.form.copy())
         damaged.form[name][number] = value
         try:
-            execute(damaged, geometry_of(program, n=problem.n, cols=COLS), np.arange(3), b)
+            execute(damaged, geometry_of(program, cols=COLS), np.arange(3), b)
         except VerificationFailed as error:
             assert "machine code: tile 0, instruction" in str(error)
             refused[name].append((number, value))

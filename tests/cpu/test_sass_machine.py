@@ -17,7 +17,7 @@ from lospmm.errors import VerificationFailed
 from tests.cpu.drawn_machine_code import ARITHMETIC, FIRST, P0, Step, code_of, programs, row
 
 #: B and C of four rows and 10 columns: 40 bytes a row.
-GEOMETRY = Geometry(m=4, k=4, n=10, cols=8, block_rows=1, grid=(2, 1, 1), takes_n=False)
+GEOMETRY = Geometry(m=4, k=4, n=10, cols=8, block_rows=1, grid=(2, 1, 1))
 ROW = 40
 COLUMNS = np.array([0, 3, 9, 15])  # the last has no column of B or C
 B = np.random.default_rng(0).uniform(-1.0, 1.0, (4, len(COLUMNS))).astype(np.float32)

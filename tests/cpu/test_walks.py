@@ -49,7 +49,7 @@ def kernel_of(problem: Problem, rows: int, cols: int, prefetch: int, **axes: int
 
 def computed(problem: Problem, program: KernelProgram, emission: Emission, columns: np.ndarray) -> np.ndarray:
     """Those columns of C, of a B of which every column is drawn for itself."""
-    geometry = geometry_of(program, n=problem.n, cols=0)
+    geometry = geometry_of(program, cols=0)
     b = np.hstack([draw_b(problem.matrix, 1, int(column)) for column in columns])
     return execute(emission, geometry, columns, b)
 
@@ -77,7 +77,7 @@ def test_they_compute_what_is_computed_without(
         patch.setattr(sums, "PRODUCTS", chain)
         patch.setattr(sums, "SHARE", 1.0)
         program, emission = kernel_of(problem, rows, 32, prefetch, walks=2)
-        geometry = geometry_of(program, n=n, cols=32)
+        geometry = geometry_of(program, cols=32)
         columns = geometry.together(choose_columns(n, 32))
         found = computed(problem, program, emission, columns)
         expected = computed(problem, *kernel_of(problem, rows, 32, prefetch), columns)
@@ -93,7 +93,7 @@ def test_no_scoreboard_overflows(rows: int, prefetch: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(walks, "PIECE_INSTRUCTIONS", 600)
         program, emission = kernel_of(problem, rows, 32, prefetch, walks=2)
-        columns = geometry_of(program, n=128, cols=32).together(np.arange(2))
+        columns = geometry_of(program, cols=32).together(np.arange(2))
         found = computed(problem, program, emission, columns)
         expected = computed(problem, *kernel_of(problem, rows, 32, min(prefetch, 40)), columns)
     np.testing.assert_array_equal(found.view(np.uint32), expected.view(np.uint32))
@@ -105,7 +105,7 @@ def test_addresses_move_over_windows(n: int, prefetch: int) -> None:
     problem = problem_of(20, 60, n, 0.4)
     program, emission = kernel_of(problem, 9, 64, prefetch, walks=2)
     columns = np.array([0, 1, n - 65, 64, 65, n - 1])
-    columns = geometry_of(program, n=n, cols=64).together(columns)
+    columns = geometry_of(program, cols=64).together(columns)
     expected = computed(problem, *kernel_of(problem, 9, 64, 5), columns)
     np.testing.assert_array_equal(computed(problem, program, emission, columns), expected)
 

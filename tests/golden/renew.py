@@ -96,12 +96,11 @@ def programs() -> dict[str, KernelProgram]:
         "ragged_columns": example(n=70),
         "empty_rows": example(without_rows(1, 4, 5)),
         "all_zero": example(np.zeros_like(EXAMPLE)),
-        "run_time_sizes": replace(example(), n=None, cols=None),
+        "run_time_columns": replace(example(), cols=None),
         "repeated_tiles": replace(example(), dispatch=(0, 1, 1, 0)),
         "far_rows": example(n=100_000_000),  # row 7 is beyond 2^31 bytes
         "bias_and_relu": example(without_rows(1, 2), epilogue=replace(ALL, residual=False)),
         "residual": example(without_rows(1, 2), epilogue=ALL),
-        "residual_run_time_sizes": replace(example(epilogue=ALL), n=None, cols=None),
         "convolution": example(convolution=WINDOW),
         "padded_convolution": example(convolution=replace(WINDOW, padding=(1, 0), stride=(2, 1)), epilogue=ALL),
         "lockstep": example(schedule=Schedule(prefetch=2, lockstep=4)),
@@ -117,10 +116,8 @@ def programs() -> dict[str, KernelProgram]:
 
 
 def languages(program: KernelProgram) -> list[str]:
-    """Those that write the case: machine code has no sizes at run time, and only it has barriers and 16 bits."""
-    if program.lockstep or program.words != SINGLE:
-        return ["sass"]
-    return [language for language in EMITTERS if language != "sass" or program.n is not None]
+    """Those that write the case: only machine code has barriers and 16 bits."""
+    return ["sass"] if program.lockstep or program.words != SINGLE else list(EMITTERS)
 
 
 def texts() -> dict[str, str]:

@@ -111,7 +111,7 @@ def test_a_streamed_kernel_takes_turns_at_modules(
     monkeypatch.setattr(measure, "compile_gate", lambda _: b"gate")
     driver, image = Watched(gate_library, l2_bytes=10_000), fake_gpu.kernel("good", weights(), N)
     bench, _ = worker.prepare(measure._prepare(Problem(from_dense(weights()), N, DEVICES["h200"]), 0), driver)
-    measured = worker.measure(bench, Measure(image, "kernel", Shape((1, 1, 1), 32, 0), False, cache))
+    measured = worker.measure(bench, Measure(image, "kernel", Shape((1, 1, 1), 32, 0), cache))
     assert measured.failure is None
     copy_bytes = 4 * N * (9 + 14)
     assert len(modules) == (20_000 // (copy_bytes + len(image)) + 1 if cache == "streamed" else 1)

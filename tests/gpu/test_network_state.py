@@ -70,7 +70,7 @@ def on_the_bench(library: Path) -> tuple[Watched, worker.Workbench]:
 
 
 def task(kind: str, effort: Effort = BRIEF) -> Measure:
-    return Measure(fake_gpu.kernel(kind, weights(), N), "kernel", Shape((1, 1, 1), 32, 0), False, "network", effort)
+    return Measure(fake_gpu.kernel(kind, weights(), N), "kernel", Shape((1, 1, 1), 32, 0), "network", effort)
 
 
 def test_more_than_the_cache_and_b_are_written_before_every_launch(gate_library: Path) -> None:

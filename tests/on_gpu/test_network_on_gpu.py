@@ -81,7 +81,7 @@ def test_b_is_what_it_was_and_the_cache_is_emptied(driver: Driver, size: tuple[i
     driver.download(written, start + place.flush_bytes)
     assert (written == 0xABCD).all()
     cubin, entry, launch = good_kernel(case)
-    task = Measure(cubin, entry, Shape(launch.grid, launch.block, launch.shared_bytes), False, "network")
+    task = Measure(cubin, entry, Shape(launch.grid, launch.block, launch.shared_bytes), "network")
     assert worker.measure(bench, task).failure is None
     for address in (*place.b, place.source):
         assert np.array_equal(downloaded(driver, case, address), b)

@@ -163,7 +163,7 @@ def test_what_runs_is_the_code_of_the_cubin(directory: Path) -> None:
     cubin, meant = grafted(program, "sm_90", directory)
     columns = np.arange(300)
     b = draw_b(matrix, 300, seed=2)
-    geometry = geometry_of(program, n=300, cols=64)
+    geometry = geometry_of(program, cols=64)
     c = execute(machine_code(cubin, program.name, "sm_90"), geometry, columns, b)
     np.testing.assert_array_equal(c.view(np.uint32), interpret(program, b).view(np.uint32))
     word = encode(meant.form, generation_of("sm_90"))[np.flatnonzero(meant.form["op"] == Opcode.FFMA_IMM)[0]]
@@ -240,7 +240,7 @@ def test_registers_are_renamed_where_the_prologue_has_others(entry: EntryRegiste
     assert found.entry == ENTRY
     weights = example_problem()
     b = draw_b(weights.matrix, 5, seed=3)
-    c = execute(found, geometry_of(program, n=program.n or 0, cols=32), np.arange(5), b)
+    c = execute(found, geometry_of(program, cols=32), np.arange(5), b)
     np.testing.assert_array_equal(c.view(np.uint32), interpret(program, b).view(np.uint32))
 
 
@@ -266,7 +266,7 @@ def test_a_prologue_by_hand_has_other_registers(directory: Path) -> None:
                 continue
             entries.add(found.entry)
             values = draw_b(example_problem().matrix, 5, seed=3)
-            c_found = execute(found, geometry_of(program, n=96, cols=32), np.arange(5), values)
+            c_found = execute(found, geometry_of(program, cols=32), np.arange(5), values)
             np.testing.assert_array_equal(c_found.view(np.uint32), interpret(program, values).view(np.uint32))
     assert entries
 

@@ -35,12 +35,10 @@ def without_fetch(program: KernelProgram, arch: str) -> Emission:
 def tiles_of(program: KernelProgram, arch: str) -> MachineCode:
     """Return the tiles as machine code, without the fetch of their code. Raises Unsupported.
 
-    Unsupported are architectures without tables, an n at run time, block columns at run time if blocks share a tile,
+    Unsupported are architectures without tables, block columns at run time if blocks share a tile,
     more than MAX_BLOCK_ROWS block rows, and words that ``arch`` does not have.
     """
     generation = generation_of(arch)
-    if program.n is None:
-        raise Unsupported("machine code has the number of columns in its addresses: use --emitter ptx")
     if program.cols is None and program.split_k > 1:
         raise Unsupported("machine code has the threads of a block in the addresses of its mailbox: give cols")
     if program.block_rows > MAX_BLOCK_ROWS:

@@ -88,8 +88,7 @@ def entry_of(program: KernelProgram) -> EntryRegisters:
 
 
 def schedule_tile(tile: TileProgram, program: KernelProgram) -> tuple[NDArray[np.void], int]:
-    """Return the machine code of one tile of ``program``, of fixed n, and its register count (REGCOUNT)."""
-    assert program.n is not None, "addresses are constants"
+    """Return the machine code of one tile of ``program``, and its register count (REGCOUNT)."""
     tile = stored_early(tile, program)
     is_narrow = program.words in FLOAT_SUMS
     code = narrow.widened(tile.code, tile.buffers) if is_narrow else tile.code
@@ -126,7 +125,7 @@ def schedule_tile(tile: TileProgram, program: KernelProgram) -> tuple[NDArray[np
     if is_narrow:
         pieces += narrow.rounded(form, code, registers.accumulators, program.dtype)
     if entry.peers is not None:
-        assert program.cols is not None, "and so are those of the mailbox"
+        assert program.cols is not None, "addresses of the mailbox are constants"
         pieces += _exchange(form, code, tile.slots, program.cols * FLOAT_BYTES, entry, registers)
     pieces.append((len(form), _leave()))
     before = np.array([at for at, _ in pieces if at]) - 1

@@ -76,7 +76,7 @@ class _Walker:
     """State common to all pieces of a tile, and where the other column's accumulators are kept."""
 
     def __init__(self, tile: TileProgram, program: KernelProgram) -> None:
-        assert program.n is not None and program.cols is not None, "addresses are constants"
+        assert program.cols is not None, "addresses are constants"
         self.code, self.program, self.entry, self.rows = tile.code, program, entry_of(program), tile.accumulators
         self.registers, code, rows = _registers(tile, self.entry), tile.code, tile.accumulators
         self.other = program.cols * program.words.stored_bytes  # from a thread's first column to its second
