@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 import lospmm
 from lospmm.artifact.artifact import SOURCE_FILES
 from lospmm.artifact.manifest import MANIFEST_FILE
-from lospmm.codegen.interpret import interpret
 from lospmm.codegen.lower import lower
 from lospmm.cpu import shipped
 from lospmm.errors import BadMatrix, BadRequest, Unsupported, VerificationFailed
@@ -33,6 +32,7 @@ from lospmm.space.reorder import regroup
 from lospmm.toolchain.discover import find_host_compiler
 from lospmm.tuning import tuner
 from tests.cpu.drawn_layers import convolutions
+from tests.fixtures.interpret import interpret
 
 N = 70
 FORMS = {

@@ -26,18 +26,16 @@ second:
     Fold      accumulator <- accumulator + second, second <- 0
 
 A ``TileProgram`` is what one thread block runs, as a table with one row per instruction, so that emitters can work on
-whole columns of it; ``instructions`` reads the table as values to ``match`` on. A ``KernelProgram`` holds the
-distinct tile programs and which of them each block row runs: for a kernel ``dispatch`` is 0, 1, 2, ...; a proxy
-(Figure 8c) has fewer programs than block rows. The parts of a tile are block rows next to each other.
+whole columns of it. A ``KernelProgram`` holds the distinct tile programs and which of them each block row runs: for a
+kernel ``dispatch`` is 0, 1, 2, ...; a proxy (Figure 8c) has fewer programs than block rows. The parts of a tile are
+block rows next to each other.
 
 A Load's ``k`` and a Store's ``row`` are names that the kernel's addressing turns into addresses: of row-major B and
 C, or, under implicit im2col (section 6.2), of a convolution's input and output. ``outside`` of a convolution's
 padding a Load is zero: it and the multiply-adds that use it are left out, by a predicate of the thread.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,77 +46,6 @@ from lospmm.problem.dtype import FLOAT32, FLOAT_BYTES, Dtype
 from lospmm.problem.epilogue import PLAIN, Epilogue
 from lospmm.problem.lanes import SINGLE, Lanes
 from lospmm.problem.problem import Launch, ceil_div
-
-
-class LoadRow(NamedTuple):
-    """buffer <- B[k, column]."""
-
-    buffer: int
-    k: int
-
-
-class Fma(NamedTuple):
-    """accumulator <- accumulator + weight * buffer."""
-
-    accumulator: int
-    buffer: int
-    weight: np.float32
-
-
-class StoreRow(NamedTuple):
-    """C[row, column] <- accumulator."""
-
-    row: int
-    accumulator: int
-
-
-class Send(NamedTuple):
-    """Slot of the mailbox <- accumulator."""
-
-    slot: int
-    accumulator: int
-
-
-class Exchange(NamedTuple):
-    """Wait until every part of the tile has sent its sums."""
-
-
-class Collect(NamedTuple):
-    """buffer <- slot of the mailbox."""
-
-    buffer: int
-    slot: int
-
-
-class Begin(NamedTuple):
-    """accumulator <- weight."""
-
-    accumulator: int
-    weight: np.float32
-
-
-class Residual(NamedTuple):
-    """accumulator <- residual[row, column]."""
-
-    accumulator: int
-    row: int
-
-
-class Add(NamedTuple):
-    """accumulator <- accumulator + weight."""
-
-    accumulator: int
-    weight: np.float32
-
-
-class Fold(NamedTuple):
-    """accumulator <- accumulator + second; second <- 0."""
-
-    accumulator: int
-    second: int
-
-
-Instruction = LoadRow | Fma | StoreRow | Send | Exchange | Collect | Begin | Residual | Add | Fold
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -209,33 +136,6 @@ class KernelProgram:
         if len(fmas):
             bits[fmas] = bits[_last_before(filled, code["target"][filled], fmas, code["source"][fmas])]
         return bits
-
-
-def instructions(program: TileProgram) -> Iterator[Instruction]:
-    """Yield the rows of a tile program's table as values."""
-    code = program.code
-    columns = zip(code["op"].tolist(), code["target"].tolist(), code["source"].tolist(), code["weight"], strict=True)
-    for op, target, source, weight in columns:
-        if op == Op.LOAD:
-            yield LoadRow(target, source)
-        elif op == Op.FMA:
-            yield Fma(target, source, weight)
-        elif op == Op.STORE:
-            yield StoreRow(target, source)
-        elif op == Op.SEND:
-            yield Send(target, source)
-        elif op == Op.EXCHANGE:
-            yield Exchange()
-        elif op == Op.COLLECT:
-            yield Collect(target, source)
-        elif op == Op.BEGIN:
-            yield Begin(target, weight)
-        elif op == Op.RESIDUAL:
-            yield Residual(target, source)
-        elif op == Op.FOLD:
-            yield Fold(target, source)
-        else:
-            yield Add(target, weight)
 
 
 def _last_before(

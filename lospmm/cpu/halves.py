@@ -1,13 +1,13 @@
 """16-bit numbers in words, the lower half first: conversions, and multiply-adds rounded once as HFMA2.
 
 The product of two such numbers is exact in float64. The sum and intermediate values are rounded to odd there, so that
-the last rounding gives the result of a single one (Boldo and Melquiond, as in ``interpret``).
+the last rounding gives the result of a single one (Boldo and Melquiond, as in ``rounding``).
 """
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lospmm.codegen.interpret import rounded_to_odd
+from lospmm.cpu.rounding import rounded_to_odd
 from lospmm.problem.dtype import DTYPES, Dtype
 
 Words = NDArray[np.uint32]

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lospmm.codegen.emission import Emission
-from lospmm.codegen.interpret import fused_multiply_add
 from lospmm.cpu.geometry import B_ADDRESS, C_ADDRESS, RESIDUAL_ADDRESS, Geometry, refusal, stray_access
 from lospmm.cpu.ptx_text import Address, PtxError, PtxFunction, parse
+from lospmm.cpu.rounding import fused_multiply_add
 from lospmm.stages import Count, uncounted
 
 #: One element per thread: uint32, uint64, float32 or bool.

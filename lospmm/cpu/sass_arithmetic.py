@@ -7,11 +7,11 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from lospmm.codegen.interpret import fused_multiply_add
 from lospmm.codegen.sass.form import PT, RZ, Opcode
 from lospmm.cpu.fault import SassFault
 from lospmm.cpu.halves import bfloat_multiply_add, bits_of, half_multiply_add, values_of
 from lospmm.cpu.hazards import Instruction
+from lospmm.cpu.rounding import fused_multiply_add
 from lospmm.cpu.warp import NOWHERE, WORD_BITS, WORD_MASK, Warp
 from lospmm.problem.dtype import DTYPES
 

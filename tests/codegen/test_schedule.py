@@ -4,8 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lospmm.codegen.interpret import interpret
-from lospmm.codegen.ir import Fma, KernelProgram, LoadRow, StoreRow, instructions
+from lospmm.codegen.ir import KernelProgram
 from lospmm.codegen.lower import lower
 from lospmm.codegen.ops import Op
 from lospmm.codegen.schedule import tile_programs
@@ -14,6 +13,7 @@ from lospmm.problem.device import DEVICES
 from lospmm.problem.problem import Problem
 from lospmm.space.candidates import COLUMN_GROUPS, Schedule, TileSize, UnrolledPlan
 from lospmm.space.reorder import natural_order, regroup
+from tests.fixtures.interpret import Fma, LoadRow, StoreRow, instructions, interpret
 
 
 @st.composite

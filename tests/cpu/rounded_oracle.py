@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from lospmm.codegen.interpret import interpret
 from lospmm.codegen.ir import KernelProgram
 from lospmm.codegen.ops import Op
+from tests.fixtures.interpret import interpret
 
 
 def rounded_oracle(

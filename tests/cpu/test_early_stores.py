@@ -6,7 +6,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lospmm.codegen import emit
-from lospmm.codegen.interpret import interpret
 from lospmm.codegen.lower import lower
 from lospmm.codegen.ops import Op
 from lospmm.codegen.sass.early import DISTANCE, stored_early
@@ -20,6 +19,7 @@ from lospmm.problem.problem import Problem
 from lospmm.space.candidates import Schedule, TileSize, UnrolledPlan
 from lospmm.space.reorder import natural_order
 from tests.cpu.drawn import random_matrix
+from tests.fixtures.interpret import interpret
 
 H200 = DEVICES["h200"]
 

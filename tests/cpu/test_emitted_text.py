@@ -9,7 +9,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lospmm.codegen import emit
-from lospmm.codegen.interpret import interpret
 from lospmm.codegen.ir import KernelProgram
 from lospmm.codegen.lower import lower
 from lospmm.cpu import execute
@@ -22,6 +21,7 @@ from lospmm.problem.problem import MAX_COLUMNS, Problem
 from lospmm.space.candidates import Schedule, TileSize, UnrolledPlan
 from lospmm.space.reorder import natural_order
 from tests.cpu.drawn import ARCH, DEVICE, LANGUAGES, kernels, random_matrix
+from tests.fixtures.interpret import interpret
 
 #: Drawing a problem is slow by Hypothesis' measure, and g++ takes its time.
 relaxed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from lospmm.codegen import emit
-from lospmm.codegen.interpret import interpret
 from lospmm.codegen.ir import KernelProgram
 from lospmm.codegen.lower import lower
 from lospmm.codegen.sass.form import PT, Opcode, blank
@@ -27,6 +26,7 @@ from lospmm.space.reorder import natural_order
 from lospmm.toolchain import cubin
 from lospmm.toolchain.discover import find_host_compiler
 from tests.cpu.drawn_layers import DEVICE, Layer, drawn_matrix, layers
+from tests.fixtures.interpret import interpret
 
 ARCH = "sm_90"
 

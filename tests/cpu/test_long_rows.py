@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from lospmm.codegen import emit
-from lospmm.codegen.interpret import interpret
-from lospmm.codegen.ir import Fma, Fold, KernelProgram, StoreRow, instructions
+from lospmm.codegen.ir import KernelProgram
 from lospmm.codegen.lower import lower
 from lospmm.codegen.ops import Op
 from lospmm.cpu import execute
@@ -24,6 +23,7 @@ from lospmm.space.registers import forecast_of_candidate, forecast_of_each, fore
 from lospmm.space.reorder import natural_order, regroup
 from lospmm.toolchain.discover import find_host_compiler
 from tests.cpu.drawn_layers import Layer, layers
+from tests.fixtures.interpret import Fma, Fold, StoreRow, instructions, interpret
 
 H200 = DEVICES["h200"]
 

@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from lospmm.codegen.interpret import interpret
 from lospmm.codegen.ir import KernelProgram
 from lospmm.codegen.lower import lower
 from lospmm.codegen.sass.fields import decode, encode
@@ -29,6 +28,7 @@ from lospmm.space.reorder import natural_order
 from tests.cpu.drawn import ARCH, DEVICE, kernels, random_matrix
 from tests.cpu.drawn_machine_code import step_of
 from tests.cpu.timed_warp import assert_in_time
+from tests.fixtures.interpret import interpret
 
 COLS = 32
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import assume, given
 from numpy.typing import NDArray
 
-from lospmm.codegen.interpret import fused_multiply_add
 from lospmm.codegen.sass.form import PT, RZ, Opcode
 from lospmm.cpu.geometry import Geometry
+from lospmm.cpu.rounding import fused_multiply_add
 from lospmm.cpu.sass_machine import execute
 from lospmm.errors import VerificationFailed
 from tests.cpu.drawn_machine_code import ARITHMETIC, FIRST, P0, Step, code_of, programs, row

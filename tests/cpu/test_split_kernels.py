@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from lospmm.codegen.interpret import interpret
 from lospmm.codegen.ir import KernelProgram
 from lospmm.codegen.lower import lower
 from lospmm.codegen.sass.emit import emit
@@ -28,6 +27,7 @@ from lospmm.space.reorder import natural_order, regroup
 from tests.cpu.drawn import ARCH, DEVICE, matrices, random_matrix
 from tests.cpu.drawn_machine_code import row, step_of
 from tests.cpu.timed_warp import assert_in_time
+from tests.fixtures.interpret import interpret
 
 SPLITS = (2, 4, 8)
 

@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Sequence
 
 from lospmm.codegen import emit, source_of
-from lospmm.codegen.ir import Fma, LoadRow, instructions
 from lospmm.codegen.lower import lower
 from lospmm.matrix.csr import from_dense
 from lospmm.problem.device import DEVICES
@@ -13,6 +12,7 @@ from lospmm.space.candidates import TileSize, UnrolledPlan
 from lospmm.space.reorder import regroup
 from lospmm.stages import Stages
 from lospmm.tuning.unrolled import explore_problem
+from tests.fixtures.interpret import Fma, LoadRow, instructions
 from tests.golden.renew import EXAMPLE, SCHEDULE
 
 TILE = TileSize(4, 32)

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from lospmm.codegen import EMITTERS, emit
-from lospmm.codegen.interpret import interpret
 from lospmm.codegen.ir import KernelProgram, launch
 from lospmm.codegen.lower import lower
 from lospmm.codegen.sass.generations import GENERATIONS
@@ -24,6 +23,7 @@ from lospmm.space.candidates import Schedule, TileSize, UnrolledPlan
 from lospmm.space.reorder import natural_order
 from lospmm.store import Store
 from lospmm.toolchain.compile import compile_kernel
+from tests.fixtures.interpret import interpret
 from tests.on_gpu.checked_run import run
 
 pytestmark = pytest.mark.gpu

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from lospmm.artifact import kept
 from lospmm.artifact.artifact import Artifact
 from lospmm.codegen import EMITTERS, emit
-from lospmm.codegen.interpret import interpret
 from lospmm.codegen.ir import KernelProgram, launch
 from lospmm.codegen.lower import lower
 from lospmm.codegen.sass.generations import GENERATIONS
@@ -31,6 +30,7 @@ from lospmm.tuning import jobs
 from lospmm.tuning.build import Build
 from lospmm.tuning.options import Options
 from lospmm.tuning.request import Request
+from tests.fixtures.interpret import interpret
 
 pytestmark = pytest.mark.gpu
 

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from lospmm.codegen.interpret import interpret
 from lospmm.codegen.sass.generations import GENERATIONS
 from lospmm.families.candidate import unrolled
 from lospmm.gpu.bench import Bench
@@ -19,6 +18,7 @@ from lospmm.tuning.build import build, for_emitter
 from lospmm.tuning.proxy_build import compile_proxy
 from lospmm.tuning.proxy_runner import ProxyRunner
 from lospmm_proxies import proxies
+from tests.fixtures.interpret import interpret
 from tests.on_gpu.problems import matrix
 
 pytestmark = pytest.mark.gpu

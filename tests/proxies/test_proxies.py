@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lospmm.codegen.interpret import interpret
-from lospmm.codegen.ir import TileProgram, grid, instructions
+from lospmm.codegen.ir import TileProgram, grid
 from lospmm.codegen.lower import lower
 from lospmm.codegen.ops import Op
 from lospmm.codegen.schedule import tile_programs
@@ -26,6 +25,7 @@ from lospmm_proxies import proxies
 from lospmm_proxies.blocks import Cluster, cluster_limit, cluster_tiles, dispatch
 from lospmm_proxies.launch import active_kernel_blocks, proxy_launch
 from lospmm_proxies.loops import distinct_weights, iterations, kept_share, proxy_block, proxy_iterations
+from tests.fixtures.interpret import instructions, interpret
 
 H200 = DEVICES["h200"]
 WIDTHS = (32, 96, 256)

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from lospmm.codegen import emit
-from lospmm.codegen.interpret import interpret
 from lospmm.codegen.ir import KernelProgram
 from lospmm.codegen.lower import lower
 from lospmm.codegen.sass import prologue as prologue_module
@@ -40,6 +39,7 @@ from lospmm.toolchain.discover import PROBE_LIMITS, find_toolkit
 from lospmm.toolchain.elf_rewrite import rewrite
 from lospmm.toolchain.process import run
 from tests.cpu.drawn import DEVICE, kernels, random_matrix
+from tests.fixtures.interpret import interpret
 from tests.golden.renew import EXAMPLE, languages, programs
 
 every_arch = pytest.mark.parametrize("arch", GENERATIONS)

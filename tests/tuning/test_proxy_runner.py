@@ -14,7 +14,6 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from lospmm.codegen import emit
-from lospmm.codegen.interpret import interpret
 from lospmm.codegen.ir import KernelProgram, launch
 from lospmm.codegen.lower import lower
 from lospmm.cpu import execute
@@ -47,6 +46,7 @@ from lospmm_proxies import proxies
 from lospmm_proxies.launch import kernel_launch
 from lospmm_proxies.loops import kept_share
 from tests.fixtures import machine_gpu
+from tests.fixtures.interpret import interpret
 from tests.gpu.test_bench import gate_library
 
 __all__ = ["gate_library"]  # a fixture

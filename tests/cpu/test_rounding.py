@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from lospmm.codegen.interpret import fused_multiply_add
+from lospmm.cpu.rounding import fused_multiply_add
 
 floats = st.floats(width=32, allow_nan=False)
 
