@@ -1,7 +1,7 @@
 """Properties of a GPU that the method needs, as data: ``DeviceSpec`` and the table of known GPUs.
 
-To add a GPU, add a row to ``DEVICES`` with its public source, and to docs/devices.md; a user may also name a file
-(``load_device``).
+To add a GPU, add a table to devices.toml with its public source, and a row to docs/devices.md; a user may also name a
+file (``load_device``).
 """
 
 import difflib
@@ -10,7 +10,6 @@ import sys
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -86,219 +85,18 @@ CHECKS: tuple[Check, ...] = (
     ),
 )
 
-_KIB = 1024
 
-_MIB = 1024 * _KIB
+def _known() -> dict[str, DeviceSpec]:
+    """Return the GPUs of devices.toml, by name."""
+    read = tomllib.loads(Path(__file__).with_name("devices.toml").read_text("utf-8"))
+    products: dict[str, dict[str, Any]] = read["device"]
+    return {
+        name: DeviceSpec(**{**read["every"], **read["arch"][own["arch"]], "name": name, **own})
+        for name, own in products.items()
+    }
 
-#: Measured with ptxas 13.0: a kernel limited to its accumulators, its buffers of B and this many more does not spill.
-RESERVED_REGISTERS = 16
 
-# One table per compute capability: CUDA C++ Programming Guide 12.9, "Technical Specifications per Compute Capability".
-# The units of allocation are those of NVIDIA's occupancy calculator (cuda_occupancy.h of CUDA 13.0).
-_GPU = partial(
-    DeviceSpec,
-    warp_size=32,
-    registers_per_thread=255,
-    registers_per_block=64 * _KIB,
-    registers_per_sm=64 * _KIB,
-    register_unit=8,
-    reserved_registers=RESERVED_REGISTERS,
-    threads_per_block=1024,
-    sub_partitions=4,
-)
-
-_BEFORE_SM_80 = partial(_GPU, shared_unit_bytes=256, reserved_shared_bytes=0)
-
-_FROM_SM_80 = partial(_GPU, shared_unit_bytes=128, reserved_shared_bytes=1 * _KIB)
-
-_SM_70 = partial(
-    _BEFORE_SM_80,
-    arch="sm_70",
-    threads_per_sm=2048,
-    blocks_per_sm=32,
-    shared_bytes_per_sm=96 * _KIB,
-    shared_bytes_per_block=96 * _KIB,
-)
-
-_SM_75 = partial(
-    _BEFORE_SM_80,
-    arch="sm_75",
-    threads_per_sm=1024,
-    blocks_per_sm=16,
-    shared_bytes_per_sm=64 * _KIB,
-    shared_bytes_per_block=64 * _KIB,
-)
-
-_SM_80 = partial(
-    _FROM_SM_80,
-    arch="sm_80",
-    threads_per_sm=2048,
-    blocks_per_sm=32,
-    shared_bytes_per_sm=164 * _KIB,
-    shared_bytes_per_block=163 * _KIB,
-)
-
-_SM_86 = partial(
-    _FROM_SM_80,
-    arch="sm_86",
-    threads_per_sm=1536,
-    blocks_per_sm=16,
-    shared_bytes_per_sm=100 * _KIB,
-    shared_bytes_per_block=99 * _KIB,
-)
-
-_SM_89 = partial(
-    _FROM_SM_80,
-    arch="sm_89",
-    threads_per_sm=1536,
-    blocks_per_sm=24,
-    shared_bytes_per_sm=100 * _KIB,
-    shared_bytes_per_block=99 * _KIB,
-)
-
-_SM_90 = partial(
-    _FROM_SM_80,
-    arch="sm_90",
-    threads_per_sm=2048,
-    blocks_per_sm=32,
-    shared_bytes_per_sm=228 * _KIB,
-    shared_bytes_per_block=227 * _KIB,
-)
-
-_SM_100 = partial(_SM_90, arch="sm_100")  # the same limits as Hopper's: Blackwell Tuning Guide 1.4.1.1 and 1.4.2.3
-
-# One table per product. Bandwidth and peak are decimal, as vendors print them; cache sizes are binary.
-DEVICES: Mapping[str, DeviceSpec] = {
-    device.name: device
-    for device in (
-        _SM_70(
-            name="v100",
-            title="Tesla V100 SXM2 16GB",
-            sms=80,
-            l2_bytes=6 * _MIB,
-            peak_flops=15.7e12,
-            memory_bandwidth=900e9,
-            clock_hz=1530e6,
-            fp16_flops=125e12,
-            source="NVIDIA Tesla V100 GPU Architecture whitepaper (WP-08608), Table 1",
-        ),
-        _SM_75(
-            name="rtx2080ti",
-            title="GeForce RTX 2080 Ti",
-            sms=68,
-            l2_bytes=5632 * _KIB,
-            peak_flops=13.4e12,
-            memory_bandwidth=616e9,
-            clock_hz=1545e6,
-            fp16_flops=53.8e12,
-            source="NVIDIA Turing GPU Architecture whitepaper (WP-09183), Table 1, reference card",
-        ),
-        _SM_80(
-            name="a100",
-            title="A100 SXM4 80GB",
-            sms=108,
-            l2_bytes=40 * _MIB,
-            peak_flops=19.5e12,
-            memory_bandwidth=2039e9,
-            clock_hz=1410e6,
-            tf32_flops=156e12,
-            fp16_flops=312e12,
-            bf16_flops=312e12,
-            source="NVIDIA A100 Tensor Core GPU Architecture whitepaper; A100 80GB datasheet for the bandwidth",
-        ),
-        _SM_86(
-            name="rtx3090",
-            title="GeForce RTX 3090",
-            sms=82,
-            l2_bytes=6 * _MIB,
-            peak_flops=35.6e12,
-            memory_bandwidth=936e9,
-            clock_hz=1695e6,
-            tf32_flops=35.6e12,
-            fp16_flops=71e12,
-            bf16_flops=71e12,
-            source="NVIDIA Ampere GA102 GPU Architecture whitepaper, table of the GeForce RTX 3090",
-        ),
-        _SM_89(
-            name="l40s",
-            title="L40S",
-            sms=142,
-            l2_bytes=96 * _MIB,
-            peak_flops=91.6e12,
-            memory_bandwidth=864e9,
-            clock_hz=2520e6,
-            tf32_flops=183e12,
-            fp16_flops=362e12,
-            bf16_flops=362e12,
-            source="NVIDIA L40S datasheet and product brief; Ada Tuning Guide 1.4.2.1 for the L2 of AD102",
-        ),
-        _SM_89(
-            name="rtx4090",
-            title="GeForce RTX 4090",
-            sms=128,
-            l2_bytes=72 * _MIB,
-            peak_flops=82.6e12,
-            memory_bandwidth=1008e9,
-            clock_hz=2520e6,
-            tf32_flops=82.6e12,
-            fp16_flops=165.2e12,
-            bf16_flops=165.2e12,
-            source="NVIDIA Ada GPU Architecture whitepaper, Appendix A",
-        ),
-        _SM_90(
-            name="h100",
-            title="H100 SXM5 80GB",
-            sms=132,
-            l2_bytes=50 * _MIB,
-            peak_flops=66.9e12,
-            memory_bandwidth=3352e9,
-            clock_hz=1980e6,
-            tf32_flops=494.7e12,
-            fp16_flops=989.4e12,
-            bf16_flops=989.4e12,
-            source="NVIDIA H100 Tensor Core GPU Architecture whitepaper, comparison of A100 and H100",
-        ),
-        _SM_90(
-            name="h100-pcie",
-            title="H100 PCIe 80GB",
-            sms=114,
-            l2_bytes=50 * _MIB,
-            peak_flops=51.2e12,
-            memory_bandwidth=2039e9,
-            clock_hz=1755e6,
-            tf32_flops=378e12,
-            fp16_flops=756e12,
-            bf16_flops=756e12,
-            source="NVIDIA H100 Tensor Core GPU Architecture whitepaper, comparison of A100 and H100",
-        ),
-        _SM_90(
-            name="h200",
-            title="H200 SXM 141GB",
-            sms=132,
-            l2_bytes=60 * _MIB,  # the whole L2 of GH100: an H100 has 5 of its 6 memory stacks and 50 MiB, an H200 all 6
-            peak_flops=66.9e12,
-            memory_bandwidth=4.8e12,
-            clock_hz=1980e6,
-            tf32_flops=494.7e12,
-            fp16_flops=989.4e12,
-            bf16_flops=989.4e12,
-            source="NVIDIA H200 datasheet; H100 whitepaper for the L2 of GH100; SMs, clock and L2: the driver",
-        ),
-        _SM_100(
-            name="b200",
-            title="B200 SXM 180GB",
-            sms=148,
-            l2_bytes=126 * _MIB,
-            peak_flops=75e12,
-            memory_bandwidth=8e12,
-            clock_hz=1980e6,  # not published: computed from the published peak on 148 SMs
-            tf32_flops=1125e12,
-            fp16_flops=2250e12,
-            bf16_flops=2250e12,
-            source="NVIDIA HGX B200 and DGX B200 datasheets; Blackwell Tuning Guide 1.4.2.2 for L2; SMs: the driver",
-        ),
-    )
-}
+DEVICES: Mapping[str, DeviceSpec] = _known()
 
 _MAY_BE_ZERO = ("reserved_registers", "reserved_shared_bytes", "tf32_flops", "fp16_flops", "bf16_flops")
 
