@@ -1,7 +1,7 @@
 """Emitted PTX on a CPU: all chosen threads at once, each register a NumPy vector over threads.
 
-Threads diverge: those that exit are dropped, and those that jump to the same tile go on as a group. The meaning of
-each instruction is a function in ``OPERATIONS`` (PTX ISA 8.x, section 9.7).
+Threads diverge: those that exit are dropped, and those that jump to the same tile go on as a group. To run another
+instruction (PTX ISA 8.x, section 9.7), add a row to ``COMPUTED`` or ``EFFECTS``.
 """
 
 from collections.abc import Callable, Mapping
@@ -87,7 +87,7 @@ def execute(
     """Run PTX, as a row of ``RUNTIMES``. Raises VerificationFailed."""
     c = np.full((geometry.m, len(columns)), np.nan, dtype=np.float32)
     try:
-        functions = parse(emission.source)
+        functions = parse(emission.source, KINDS)
         third = None if residual is None else _PtxOperand("the residual", RESIDUAL_ADDRESS, residual)
         operands = _PtxOperand("B", B_ADDRESS, b), _PtxOperand("C", C_ADDRESS, c), third
         machine = _Machine(functions, geometry, columns, *operands, progress)
@@ -140,7 +140,7 @@ def _run(group: _Group, *, start: int) -> None:
             if guard:
                 _run_guarded(group, opcode, operands, group.registers[guard] != is_negated)
             else:
-                OPERATIONS[opcode](group, *operands)
+                _execute(group, opcode, operands)
         except _PtxFault as fault:
             raise PtxError(line, str(fault)) from None
         if not len(group.slots):
@@ -153,12 +153,12 @@ def _run_guarded(group: _Group, opcode: str, operands: tuple[Any, ...], runs: Ve
     if not runs.any():
         return
     if runs.all():
-        OPERATIONS[opcode](group, *operands)
+        _execute(group, opcode, operands)
         return
     part = _Group(group.machine, group.function, group.slots[runs], group.parameters)
     for name in {name for operand in operands if (name := _register_of(operand))} & group.registers.keys():
         part.registers[name] = group.registers[name][runs]
-    OPERATIONS[opcode](part, *operands)
+    _execute(part, opcode, operands)
     target = operands[0]
     found = part.registers[target]
     whole = group.registers[target].copy() if target in group.registers else np.full(len(runs), np.nan, found.dtype)
@@ -172,77 +172,22 @@ def _register_of(operand: Any) -> str | None:
     return operand if isinstance(operand, str) else None
 
 
-def _value(group: _Group, operand: str | np.generic) -> Vector:
-    """Return a register's value, or an immediate for every thread."""
-    return group.registers[operand] if isinstance(operand, str) else np.full(len(group.slots), operand)
+def _execute(group: _Group, opcode: str, operands: tuple[Any, ...]) -> None:
+    if opcode in EFFECTS:
+        EFFECTS[opcode][1](group, *operands)
+        return
+    target, *sources = operands
+    found = COMPUTED[opcode][1](*(_value(group, source) for source in sources))
+    group.registers[target] = found if found.ndim else np.full(len(group.slots), found)
 
 
-def _move(group: _Group, target: str, source: str | np.generic) -> None:
-    group.registers[target] = _value(group, source)
+def _value(group: _Group, operand: str | np.generic) -> Vector | np.generic:
+    """Return a register's value, or an immediate, which is that of every thread."""
+    return group.registers[operand] if isinstance(operand, str) else operand
 
 
-def _multiply_add_low(group: _Group, target: str, x: str, y: str, z: str) -> None:
-    registers = group.registers
-    registers[target] = registers[x] * registers[y] + registers[z]
-
-
-def _multiply_add_immediate(group: _Group, target: str, x: str, factor: np.uint32, z: str | np.uint32) -> None:
-    group.registers[target] = group.registers[x] * factor + _value(group, z)
-
-
-def _multiply_high(group: _Group, target: str, x: str, factor: np.uint32) -> None:
-    product = group.registers[x].astype(np.uint64) * np.uint64(factor)
-    group.registers[target] = (product >> np.uint64(32)).astype(np.uint32)
-
-
-def _multiply_wide_signed(group: _Group, target: str, x: str, factor: np.uint32) -> None:
-    product = group.registers[x].astype(np.int32).astype(np.int64) * np.int64(factor.astype(np.int32))
-    group.registers[target] = product.astype(np.uint64)
-
-
-def _shift_right(group: _Group, target: str, x: str, count: np.uint32) -> None:
-    group.registers[target] = group.registers[x] >> count
-
-
-def _and(group: _Group, target: str, x: str, y: np.uint32) -> None:
-    group.registers[target] = group.registers[x] & y
-
-
-def _or(group: _Group, target: str, x: str, y: str) -> None:
-    group.registers[target] = group.registers[x] | group.registers[y]
-
-
-def _select(group: _Group, target: str, x: np.uint32, y: np.uint32, predicate: str) -> None:
-    group.registers[target] = np.where(group.registers[predicate], x, y)
-
-
-def _multiply_wide(group: _Group, target: str, x: str, factor: np.uint32) -> None:
-    group.registers[target] = group.registers[x].astype(np.uint64) * np.uint64(factor)
-
-
-def _add(group: _Group, target: str, x: str, y: str | np.generic) -> None:
-    group.registers[target] = group.registers[x] + _value(group, y)
-
-
-def _set_if_greater_or_equal(group: _Group, target: str, x: str, y: str | np.uint32) -> None:
-    group.registers[target] = group.registers[x] >= _value(group, y)
-
-
-def _set_if_unequal(group: _Group, target: str, x: str, y: np.uint32) -> None:
-    group.registers[target] = group.registers[x] != y
-
-
-def _set_if_less(group: _Group, target: str, x: str, y: np.float32) -> None:
-    group.registers[target] = group.registers[x] < y
-
-
-def _maximum(group: _Group, target: str, x: str, y: np.float32) -> None:
-    group.registers[target] = np.maximum(group.registers[x], y)
-
-
-def _fused_multiply_add(group: _Group, target: str, x: str, weight: np.float32, z: str) -> None:
-    registers = group.registers
-    registers[target] = fused_multiply_add(weight, registers[x], registers[z])
+def _multiply_wide_signed(x: Vector, factor: np.uint32) -> Vector:
+    return (x.astype(np.int32).astype(np.int64) * np.int64(factor.astype(np.int32))).astype(np.uint64)
 
 
 def _load_parameter(group: _Group, target: str, name: str) -> None:
@@ -314,10 +259,6 @@ def _call(group: _Group, name: str, arguments: tuple[str, ...]) -> None:
     group.leave()
 
 
-def _exit(group: _Group) -> None:
-    group.leave()
-
-
 def _exit_if(group: _Group, predicate: str) -> None:
     leaving = group.registers[predicate]
     if leaving.any():
@@ -325,39 +266,53 @@ def _exit_if(group: _Group, predicate: str) -> None:
         group.slots, group.parameters, group.registers = staying.slots, staying.parameters, staying.registers
 
 
-OPERATIONS: Mapping[str, Callable[..., None]] = MappingProxyType(
+#: Kinds of an instruction's operands (``ptx_text``), and what it does.
+Operation = tuple[tuple[str, ...], Callable[..., Any]]
+
+#: Instructions that set their first operand, by opcode: its value, of those of the others.
+COMPUTED: Mapping[str, Operation] = MappingProxyType(
     {
-        "mov.u32": _move,
-        "mov.f32": _move,
-        "mad.lo.u32": _multiply_add_low,
-        "mad.lo.s32": _multiply_add_immediate,
-        "mul.hi.u32": _multiply_high,
-        "mul.wide.u32": _multiply_wide,
-        "mul.wide.s32": _multiply_wide_signed,
-        "shr.u32": _shift_right,
-        "add.s32": _add,
-        "and.b32": _and,
-        "or.b32": _or,
-        "selp.b32": _select,
-        "add.s64": _add,
-        "cvta.to.global.u64": _move,
-        "setp.ge.u32": _set_if_greater_or_equal,
-        "setp.ne.u32": _set_if_unequal,
-        "setp.lt.f32": _set_if_less,
-        "ld.param.u32": _load_parameter,
-        "ld.param.b32": _load_parameter,
-        "ld.param.u64": _load_parameter,
-        "ld.param.b64": _load_parameter,
-        "st.param.b32": _store_argument,
-        "st.param.b64": _store_argument,
-        "ld.global.nc.L1::no_allocate.f32": _load,
-        "st.global.L1::no_allocate.f32": _store,
-        "fma.rn.f32": _fused_multiply_add,
-        "add.rn.f32": _add,
-        "max.NaN.f32": _maximum,
-        "brx.idx": _branch,
-        "call": _call,
-        "exit": _exit,
-        "@exit": _exit_if,
+        "mov.u32": (("b32=", "b32?"), lambda x: x),
+        "mov.f32": (("f32=", "f32#"), lambda x: x),
+        "mad.lo.u32": (("b32=", "b32", "b32", "b32"), lambda x, y, z: x * y + z),
+        "mad.lo.s32": (("b32=", "b32", "b32#", "b32?"), lambda x, y, z: x * y + z),
+        "mul.hi.u32": (
+            ("b32=", "b32", "b32#"),
+            lambda x, y: (x.astype(np.uint64) * np.uint64(y) >> np.uint64(32)).astype(np.uint32),
+        ),
+        "mul.wide.u32": (("b64=", "b32", "b32#"), lambda x, y: x.astype(np.uint64) * np.uint64(y)),
+        "mul.wide.s32": (("b64=", "b32", "b32#"), _multiply_wide_signed),
+        "shr.u32": (("b32=", "b32", "b32#"), lambda x, y: x >> y),
+        "add.s32": (("b32=", "b32", "b32#"), lambda x, y: x + y),
+        "and.b32": (("b32=", "b32", "b32#"), lambda x, y: x & y),
+        "or.b32": (("b32=", "b32", "b32"), lambda x, y: x | y),
+        "selp.b32": (("b32=", "b32#", "b32#", "pred"), lambda x, y, predicate: np.where(predicate, x, y)),
+        "add.s64": (("b64=", "b64", "b64?"), lambda x, y: x + y),
+        "cvta.to.global.u64": (("b64=", "b64"), lambda x: x),
+        "setp.ge.u32": (("pred=", "b32", "b32?"), lambda x, y: x >= y),
+        "setp.ne.u32": (("pred=", "b32", "b32#"), lambda x, y: x != y),
+        "setp.lt.f32": (("pred=", "f32", "f32#"), lambda x, y: x < y),
+        "fma.rn.f32": (("f32=", "f32", "f32#", "f32"), lambda x, weight, z: fused_multiply_add(weight, x, z)),
+        "add.rn.f32": (("f32=", "f32", "f32?"), lambda x, y: x + y),
+        "max.NaN.f32": (("f32=", "f32", "f32#"), np.maximum),
     }
 )
+
+#: The others, by opcode: what they do to a group of threads with their operands.
+EFFECTS: Mapping[str, Operation] = MappingProxyType(
+    {
+        "ld.param.b32": (("b32=", "parameter b32"), _load_parameter),
+        "ld.param.u64": (("b64=", "parameter b64"), _load_parameter),
+        "ld.param.b64": (("b64=", "parameter b64"), _load_parameter),
+        "st.param.b32": (("argument b32", "b32"), _store_argument),
+        "st.param.b64": (("argument b64", "b64"), _store_argument),
+        "ld.global.nc.L1::no_allocate.f32": (("f32=", "address"), _load),
+        "st.global.L1::no_allocate.f32": (("address", "f32?"), _store),
+        "brx.idx": (("b32", "name"), _branch),
+        "call": (("name", "names"), _call),
+        "exit": ((), _Group.leave),
+        "@exit": (("pred",), _exit_if),  # with a predicate
+    }
+)
+
+KINDS: Mapping[str, tuple[str, ...]] = {opcode: kinds for opcode, (kinds, _) in {**COMPUTED, **EFFECTS}.items()}

@@ -1,54 +1,15 @@
 """Parser of the PTX that codegen/ptx.py emits; anything else is refused.
 
 An operand is decoded by what its instruction expects there: a destination (``f32=``), a register (``f32``), an
-immediate (``f32#``) or either of them (``f32?``). To read another instruction, add a row to ``SIGNATURES`` and its
-meaning to ``OPERATIONS`` of ptx_machine.py.
+immediate (``f32#``) or either of them (``f32?``). ptx_machine.py has the instructions.
 """
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
-
-SIGNATURES: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "mov.u32": ("b32=", "b32?"),
-        "mov.f32": ("f32=", "f32#"),
-        "mad.lo.u32": ("b32=", "b32", "b32", "b32"),
-        "mad.lo.s32": ("b32=", "b32", "b32#", "b32?"),
-        "mul.hi.u32": ("b32=", "b32", "b32#"),
-        "mul.wide.u32": ("b64=", "b32", "b32#"),
-        "mul.wide.s32": ("b64=", "b32", "b32#"),
-        "shr.u32": ("b32=", "b32", "b32#"),
-        "add.s32": ("b32=", "b32", "b32#"),
-        "and.b32": ("b32=", "b32", "b32#"),
-        "or.b32": ("b32=", "b32", "b32"),
-        "selp.b32": ("b32=", "b32#", "b32#", "pred"),
-        "add.s64": ("b64=", "b64", "b64?"),
-        "cvta.to.global.u64": ("b64=", "b64"),
-        "setp.ge.u32": ("pred=", "b32", "b32?"),
-        "setp.ne.u32": ("pred=", "b32", "b32#"),
-        "setp.lt.f32": ("pred=", "f32", "f32#"),
-        "ld.param.u32": ("b32=", "parameter b32"),
-        "ld.param.b32": ("b32=", "parameter b32"),
-        "ld.param.u64": ("b64=", "parameter b64"),
-        "ld.param.b64": ("b64=", "parameter b64"),
-        "st.param.b32": ("argument b32", "b32"),
-        "st.param.b64": ("argument b64", "b64"),
-        "ld.global.nc.L1::no_allocate.f32": ("f32=", "address"),
-        "st.global.L1::no_allocate.f32": ("address", "f32?"),
-        "fma.rn.f32": ("f32=", "f32", "f32#", "f32"),
-        "add.rn.f32": ("f32=", "f32", "f32?"),
-        "max.NaN.f32": ("f32=", "f32", "f32#"),
-        "brx.idx": ("b32", "name"),
-        "call": ("name", "names"),
-        "exit": (),
-        "@exit": ("pred",),  # with a predicate
-    }
-)
 
 #: What may have a predicate, beside exit.
 GUARDED = frozenset(("ld.global.nc.L1::no_allocate.f32", "fma.rn.f32", "mov.f32"))
@@ -113,12 +74,12 @@ class PtxFunction:
     tables: dict[str, tuple[str, ...]] = field(default_factory=dict)  # name of .branchtargets -> labels
 
 
-def parse(text: str) -> dict[str, PtxFunction]:
-    """Return the functions of a whole emission by name. Raises PtxError."""
+def parse(text: str, kinds: Mapping[str, tuple[str, ...]]) -> dict[str, PtxFunction]:
+    """Return the functions of a whole emission by name, given the kinds of operands by opcode. Raises PtxError."""
     header = _HEADER.match(text)
     if header is None:
         raise PtxError(1, "expected .version, .target and .address_size 64")
-    reader = _Reader(line=1 + header.group().count("\n"))
+    reader = _Reader(kinds, line=1 + header.group().count("\n"))
     for space, statement, end in _STATEMENT.findall(re.sub(r"//[^\n]*", "", text[header.end() :])):
         reader.line += space.count("\n")
         if statement or end:
@@ -132,8 +93,8 @@ def parse(text: str) -> dict[str, PtxFunction]:
 class _Reader:
     """The state of the parser: outside of functions, in one, or in the braces around a call."""
 
-    def __init__(self, line: int) -> None:
-        self.line = line
+    def __init__(self, kinds: Mapping[str, tuple[str, ...]], line: int) -> None:
+        self.kinds, self.line = kinds, line
         self.functions: dict[str, PtxFunction] = {}
         self.function: PtxFunction | None = None
         self.arguments: dict[str, str] | None = None  # declared for a call, while in its braces
@@ -223,7 +184,7 @@ class _Reader:
             function.declared.update(dict.fromkeys(declared, kind[1:]))
 
     def _instruction(self, function: PtxFunction, opcode: str, rest: str) -> None:
-        kinds = SIGNATURES.get(opcode)
+        kinds = self.kinds.get(opcode)
         if kinds is None:
             raise PtxError(self.line, f"unknown instruction {opcode!r}")
         texts = rest.split(", ", len(kinds) - 1) if rest else []
