@@ -40,20 +40,19 @@ _CONVERSIONS = (Opcode.HADD2_F32, Opcode.SHF_L, Opcode.PRMT, *_ROUNDINGS)
 LATENCY: Mapping[int, tuple[int, int]] = MappingProxyType(
     {
         Opcode.FFMA_IMM: _FMA,
-        Opcode.FFMA: _FMA,
         Opcode.FADD_IMM: _FMA,
         Opcode.FMNMX_NAN: _INTEGER,
-        **{op: (cycles, cycles) for op, cycles in half.LATENCY.items()},
+        **dict.fromkeys(half.PRODUCTS.values(), (half.LATENCY, half.LATENCY)),
         **dict.fromkeys(_CONVERSIONS, (narrow.WIDEN_LATENCY, narrow.WIDEN_LATENCY)),
         Opcode.LOP3_TEST: (PREDICATE_CYCLES, PREDICATE_CYCLES),
         Opcode.LEPC: (LEPC_LATENCY, LEPC_LATENCY),
-        **dict.fromkeys((Opcode.MOV_IMM, Opcode.MOV, Opcode.IADD3, Opcode.IADD3_X, Opcode.CS2R), _INTEGER),
+        **dict.fromkeys((Opcode.MOV_IMM, Opcode.IADD3, Opcode.IADD3_X), _INTEGER),
     }
 )
 
 #: Instructions of unknown latency: those with a result, and all.
-LOADS = frozenset((Opcode.LDG, Opcode.LDS, Opcode.LDS_UNIFORM))
-MEMORY = LOADS | {Opcode.STG, Opcode.ST, Opcode.STS, Opcode.PREFETCH, Opcode.TOUCH}
+LOADS = frozenset((Opcode.LDG, Opcode.LDS))
+MEMORY = LOADS | {Opcode.STG, Opcode.ST, Opcode.STS, Opcode.TOUCH}
 
 #: Instructions with the latency rule of loads and stores: ptxas 13.0 leaves 5 cycles from multiply-add to rounding.
 _READ_LATE = MEMORY | {*_ROUNDINGS}
@@ -114,8 +113,7 @@ class _LoadInFlight(NamedTuple):
 
 #: Operands by instruction, as (field, registers); 0 registers: as many as hold ``bytes``.
 _READS: Mapping[int, tuple[tuple[str, int], ...]] = {
-    **dict.fromkeys((Opcode.FFMA_IMM, *half.LATENCY), (("ra", 1), ("rc", 1))),
-    Opcode.FFMA: (("ra", 1), ("rb", 1), ("rc", 1)),
+    **dict.fromkeys((Opcode.FFMA_IMM, *half.PRODUCTS.values()), (("ra", 1), ("rc", 1))),
     Opcode.FADD_IMM: (("ra", 1),),
     Opcode.FMNMX_NAN: (("ra", 1), ("rb", 1)),
     Opcode.LOP3_TEST: (("ra", 1), ("rc", 1)),
@@ -127,17 +125,14 @@ _READS: Mapping[int, tuple[tuple[str, int], ...]] = {
     Opcode.STG: (("ra", 2), ("rb", 0)),
     Opcode.ST: (("ra", 2), ("rb", 0)),
     Opcode.LDS: (("ra", 1),),
-    Opcode.LDS_UNIFORM: (("ra", 1),),
     Opcode.STS: (("ra", 1), ("rb", 0)),
-    Opcode.MOV: (("rb", 1),),
     Opcode.IADD3: (("ra", 1), ("rc", 1)),
     Opcode.IADD3_X: (("ra", 1), ("rc", 1)),
-    Opcode.PREFETCH: (("ra", 2),),
     Opcode.TOUCH: (("ra", 2),),
 }
 _WRITES: Mapping[int, tuple[tuple[str, int], ...]] = {
     **dict.fromkeys(LATENCY, (("rd", 1),)),
-    **dict.fromkeys((*LOADS, Opcode.CS2R), (("rd", 0),)),
+    **dict.fromkeys(LOADS, (("rd", 0),)),
     Opcode.LEPC: (("rd", 2),),
 }
 

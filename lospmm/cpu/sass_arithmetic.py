@@ -36,13 +36,6 @@ def multiply_add_where(warp: Warp, at: Instruction, runs: NDArray[np.bool_]) -> 
     floats[target_of(at.rd), lanes] = fused_multiply_add(weight, floats[at.ra, lanes], floats[at.rc, lanes])
 
 
-def _multiply_add(warp: Warp, at: Instruction) -> int:
-    floats = warp.floats
-    factor = cast(np.float32, floats[at.rb])  # one for each thread
-    floats[target_of(at.rd)] = fused_multiply_add(factor, floats[at.ra], floats[at.rc])
-    return 0
-
-
 def _multiply_add_halves(warp: Warp, at: Instruction) -> int:
     words = warp.words
     words[target_of(at.rd)] = half_multiply_add(at.immediate, words[at.ra], words[at.rc])
@@ -93,11 +86,6 @@ def _move_immediate(warp: Warp, at: Instruction) -> int:
     return 0
 
 
-def _move(warp: Warp, at: Instruction) -> int:
-    warp.words[target_of(at.rd)] = warp.words[at.rb]
-    return 0
-
-
 def _sum(warp: Warp, at: Instruction) -> NDArray[np.uint64]:
     words = warp.words
     return cast(NDArray[np.uint64], words[at.ra].astype(np.uint64) + words[at.rc] + np.uint64(at.immediate))
@@ -137,32 +125,21 @@ def _test(warp: Warp, at: Instruction) -> int:
     return 0
 
 
-def _clear(warp: Warp, at: Instruction) -> int:
-    if at.rd != RZ:
-        warp.words[at.rd : at.rd + at.bytes // 4] = 0
-    return 0
-
-
 ARITHMETIC: Mapping[int, Callable[[Warp, Instruction], int]] = MappingProxyType(
     {
         Opcode.FFMA_IMM: _multiply_add_immediate,
-        Opcode.FFMA: _multiply_add,
         Opcode.HFMA2_IMM: _multiply_add_halves,
-        Opcode.HFMA2_MMA_IMM: _multiply_add_halves,
         Opcode.HFMA2_BF16_IMM: _multiply_add_bfloats,
-        Opcode.HFMA2_MMA_BF16_IMM: _multiply_add_bfloats,
         Opcode.HADD2_F32: _half_to_float,
         Opcode.SHF_L: _shift_left,
         Opcode.PRMT: _permute,
         Opcode.F2FP_F16: _round_to("float16"),
         Opcode.F2FP_BF16: _round_to("bfloat16"),
         Opcode.MOV_IMM: _move_immediate,
-        Opcode.MOV: _move,
         Opcode.FADD_IMM: _add_float,
         Opcode.FMNMX_NAN: _maximum,
         Opcode.LOP3_TEST: _test,
         Opcode.IADD3: _add,
         Opcode.IADD3_X: _add_with_carry,
-        Opcode.CS2R: _clear,
     }
 )

@@ -63,12 +63,6 @@ def _rows(warp: Warp, operand: Operand, at: Instruction) -> list[tuple[NDArray[n
     return [warp.own_rows(operand, address + np.uint64(word)) for word in range(0, at.bytes, FLOAT_BYTES)]
 
 
-def _prefetch(warp: Warp, at: Instruction) -> int:
-    """Check a fetch into a cache, which has no result: only what would be loaded may be fetched."""
-    _rows(warp, warp.b, at._replace(bytes=warp.geometry.words.stored_bytes))
-    return 0
-
-
 def _own_address(warp: Warp, at: Instruction) -> int:
     address = CODE_ADDRESS + at.offset
     warp.words[at.rd], warp.words[at.rd + 1] = address & 0xFFFFFFFF, address >> 32
@@ -126,10 +120,6 @@ def _collect(warp: Warp, at: Instruction) -> int:
     return 0
 
 
-def _not_ours(_warp: Warp, at: Instruction) -> int:
-    raise SassFault(f"{Opcode(at.op).name}: no tile has barriers in shared memory")
-
-
 def _fence(warp: Warp, _at: Instruction) -> int:
     warp.block.fence()
     return 0
@@ -153,15 +143,11 @@ MEMORY: Mapping[int, Callable[[Warp, Instruction], int]] = MappingProxyType(
         Opcode.STG: _store,
         Opcode.LDS: _collect,
         Opcode.STS: _keep,
-        Opcode.LDS_UNIFORM: _not_a_slot,
-        Opcode.PREFETCH: _prefetch,
         Opcode.LEPC: _own_address,
         Opcode.TOUCH: _touch,
         Opcode.ST: _send,
         Opcode.MEMBAR: _fence,
         Opcode.CLUSTER_ARRIVE: _arrive,
         Opcode.CLUSTER_WAIT: _wait,
-        Opcode.TRY_WAIT: _not_ours,
-        Opcode.ARRIVE: _not_ours,
     }
 )

@@ -122,7 +122,7 @@ def test_a_blank_row_has_no_operands() -> None:
         (Opcode.FFMA_IMM, {"offset": 4}, "FFMA_IMM has no offset, which is 4"),
         (Opcode.FFMA_IMM, {"stall": 0}, "FFMA_IMM cannot have stall 0, yields 0 and reuse 0"),
         (Opcode.LDG, {"stall": 12}, "LDG cannot have stall 12, yields 0 and reuse 0"),
-        (Opcode.FFMA, {"reuse": 1, "yields": 1}, "FFMA cannot have stall 1, yields 1 and reuse 1"),
+        (Opcode.FFMA_IMM, {"reuse": 1, "yields": 1}, "FFMA_IMM cannot have stall 1, yields 1 and reuse 1"),
         (Opcode.STG, {"write_barrier": 0}, "STG write_barrier is 0, not 7"),
         (Opcode.EXIT, {"read_barrier": 2}, "EXIT read_barrier is 2, not 7"),
         (Opcode.IADD3, {"carry": 8}, "IADD3 carry is 8, not 0 to 7"),

@@ -16,9 +16,8 @@ P0 = 256
 FILLED = (*range(FIRST, FIRST + COUNT), P0)
 
 ARITHMETIC = (
-    Opcode.FFMA_IMM, Opcode.FFMA, Opcode.MOV, Opcode.MOV_IMM, Opcode.IADD3, Opcode.IADD3_X, Opcode.CS2R,
-    Opcode.FADD_IMM, Opcode.FMNMX_NAN, Opcode.HADD2_F32, Opcode.SHF_L, Opcode.F2FP_F16, Opcode.F2FP_BF16,
-    Opcode.PRMT,
+    Opcode.FFMA_IMM, Opcode.MOV_IMM, Opcode.IADD3, Opcode.IADD3_X, Opcode.FADD_IMM, Opcode.FMNMX_NAN, Opcode.HADD2_F32,
+    Opcode.SHF_L, Opcode.F2FP_F16, Opcode.F2FP_BF16, Opcode.PRMT,
 )  # fmt: skip
 LOADS = (Opcode.LDG, Opcode.LDS)
 STORES = (Opcode.STG, Opcode.ST, Opcode.STS)
@@ -113,14 +112,8 @@ def steps(draw: st.DrawFn, ops: Sequence[Opcode]) -> Step:
         if op in LOADS:
             return Step(row(op, rd=data, ra=address, bytes=4 * words), read, _span(data, words))
         return Step(row(op, rb=data, ra=address, bytes=4 * words), read + _span(data, words), ())
-    if op == Opcode.CS2R:
-        words = draw(st.sampled_from([1, 2]))
-        rd = draw(_single if words == 1 else _even)
-        return Step(row(op, rd=rd, bytes=4 * words), (), _span(rd, words))
     names = {
         Opcode.FFMA_IMM: ("ra", "rc"),
-        Opcode.FFMA: ("ra", "rb", "rc"),
-        Opcode.MOV: ("rb",),
         Opcode.MOV_IMM: (),
         Opcode.IADD3: ("ra", "rc"),
         Opcode.IADD3_X: ("ra", "rc"),
@@ -133,7 +126,7 @@ def steps(draw: st.DrawFn, ops: Sequence[Opcode]) -> Step:
     rd, operands = draw(_single), {name: draw(_single) for name in names}
     fields = {"rd": rd, **operands}
     reads, writes = tuple(one for operand in operands.values() for one in _span(operand)), _span(rd)
-    if op not in (Opcode.MOV, Opcode.FFMA, Opcode.HADD2_F32, *_OF_TWO):
+    if op not in (Opcode.HADD2_F32, *_OF_TWO):
         fields["immediate"] = draw(st.integers(0, 2**32 - 1))
     if op in _IMMEDIATES:
         fields["immediate"] = draw(_IMMEDIATES[op])

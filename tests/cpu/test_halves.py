@@ -13,7 +13,7 @@ from lospmm.codegen.ir import KernelProgram
 from lospmm.codegen.lower import lower
 from lospmm.codegen.sass.emit import emit
 from lospmm.codegen.sass.form import Opcode
-from lospmm.codegen.sass.half import PIPES, packed
+from lospmm.codegen.sass.half import PRODUCTS, packed
 from lospmm.codegen.sass.machine import MachineCode
 from lospmm.cpu.geometry import geometry_of
 from lospmm.cpu.halves import bfloat_multiply_add, half_multiply_add
@@ -29,19 +29,17 @@ from lospmm.tuning.build import for_emitter
 from lospmm_datasets.synthetic import uniform
 
 FUSED = {"float16": half_multiply_add, "bfloat16": bfloat_multiply_add}
-every_number = pytest.mark.parametrize("number", PIPES)
+every_number = pytest.mark.parametrize("number", PRODUCTS)
 
 
-def kernel_of(
-    matrix: SparseMatrix, n: int, schedule: Schedule, number: str, pipes: tuple[int, ...] = (0, 1)
-) -> tuple[KernelProgram, MachineCode]:
+def kernel_of(matrix: SparseMatrix, n: int, schedule: Schedule, number: str) -> tuple[KernelProgram, MachineCode]:
     """The program over words and its machine code over pairs."""
     problem = for_emitter(Problem(matrix, n // 2, find_device("h200")), "sass")
     tile = TileSize(5, 32)
     program = lower(problem, UnrolledPlan(tile, schedule, regroup(matrix, [tile.rows])[tile.rows]))
     machine = emit(program, "sm_90").machine
     assert machine is not None
-    return program, packed(machine, DTYPES[number], pipes, reuse=len(pipes) == 1)
+    return program, packed(machine, DTYPES[number])
 
 
 def pairs(values: NDArray[np.float32], number: str) -> NDArray[np.float32]:
@@ -50,13 +48,12 @@ def pairs(values: NDArray[np.float32], number: str) -> NDArray[np.float32]:
 
 
 @every_number
-@pytest.mark.parametrize("pipes", [(0,), (1,), (0, 1)])
 @pytest.mark.parametrize("schedule", [Schedule(1), Schedule(8), Schedule(4, lockstep=32), Schedule(8, split_k=2)])
-def test_a_kernel_rounds_after_every_multiply_add(number: str, pipes: tuple[int, ...], schedule: Schedule) -> None:
+def test_a_kernel_rounds_after_every_multiply_add(number: str, schedule: Schedule) -> None:
     matrix = uniform(13, 24, 0.6, seed=3)
     rng = np.random.default_rng(1)
     b = pairs(rng.uniform(-1, 1, (24, 64)).astype(np.float32), number)
-    program, code = kernel_of(matrix, 64, schedule, number, pipes)
+    program, code = kernel_of(matrix, 64, schedule, number)
     c = execute(code, geometry_of(program, cols=32), np.arange(32), b).view(np.uint32)
     weights = DTYPES[number].to_storage(matrix.data).view(np.uint16).astype(np.uint32)
     if schedule.split_k > 1:  # sums of parts: another order
@@ -122,9 +119,9 @@ def as_float(bits: int, number: str) -> float:
 def test_a_sum_read_as_soon_as_one_of_float32_is_refused(number: str) -> None:
     """Stalls are longer: without them the interpreter refuses."""
     matrix = uniform(5, 24, 0.0, seed=3)
-    program, code = kernel_of(matrix, 64, Schedule(8), number, (1,))
+    program, code = kernel_of(matrix, 64, Schedule(8), number)
     form = code.form.copy()
-    fmas = np.isin(form["op"], PIPES[number])
+    fmas = form["op"] == PRODUCTS[number]
     form["stall"][fmas] = 1
     b = pairs(np.ones((24, 64), np.float32), number)
     with pytest.raises(VerificationFailed, match="after HFMA2"):

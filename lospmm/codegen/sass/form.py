@@ -18,44 +18,35 @@ class Opcode(IntEnum):
     """Instructions. A register R255 reads as zero and discards writes; a predicate P7 reads as true."""
 
     FFMA_IMM = 0  # rd = ra * immediate + rc, the immediate a float32's bits
-    FFMA = 1  # rd = ra * rb + rc
-    LDG = 2  # rd... = global[ra:ra+1 + offset], read-only data; ur: pair of uniform registers with the descriptor
-    STG = 3  # global[ra:ra+1 + offset] = rb...; ur as for LDG
-    LDS = 4  # rd... = shared[ra + offset]
-    STS = 5  # shared[ra + offset] = rb...
-    MOV_IMM = 6  # rd = immediate
-    MOV = 7  # rd = rb
-    IADD3 = 8  # rd = ra + immediate + rc; carry = the sum's carry out (P7: not kept)
-    IADD3_X = 9  # rd = ra + immediate + rc + the predicate carry
-    CS2R = 10  # rd:rd+1 = 0, or rd = 0 where bytes is 4
-    EXIT = 11
-    NOP = 12
-    BAR_SYNC = 13  # every thread of the block, at barrier immediate (0 to 15)
-    BRA = 14  # to offset bytes after the end of this instruction
-    LDS_UNIFORM = 15  # rd... = shared[ra + ur + offset]
-    PREFETCH = 16  # global[ra:ra+1 + offset] into L2
-    ST = 17  # memory[ra:ra+1 + offset] = rb...; generic: here, shared memory of any block of the cluster; ur as for LDG
-    MEMBAR = 18  # what this thread stored so far is seen by all before what it does next
-    ERRBAR = 19  # ptxas puts these two behind every MEMBAR
-    CGAERRBAR = 20
-    CLUSTER_ARRIVE = 21  # tells the cluster that this warp is here
-    CLUSTER_WAIT = 22  # until every warp of the cluster, but those that have left, has arrived
-    FADD_IMM = 23  # rd = ra + immediate, a float32's bits
-    FMNMX_NAN = 24  # rd = the larger of ra and rb, NaN where one is
-    LOP3_TEST = 25  # the predicate carry = whether ra and immediate have a bit in common
-    TRY_WAIT = 26  # predicate carry = the barrier at shared[ur + offset] has left the phase of parity rb; may wait
-    ARRIVE = 27  # at the barrier at shared[ur + offset]
-    HFMA2_IMM = 28  # rd = ra * immediate + rc, each a pair of float16, the lower half of a register first
-    HFMA2_MMA_IMM = 29  # the same in the other of two pipes
-    HFMA2_BF16_IMM = 30  # pairs of bfloat16
-    HFMA2_MMA_BF16_IMM = 31
-    HADD2_F32 = 32  # rd = the float32 of a float16: of the lower half of rb, or where immediate is 1 the upper
-    SHF_L = 33  # rd = ra shifted left by immediate bits
-    F2FP_F16 = 34  # rd = a pair of float16, each to the nearest: rb's in the lower half, ra's in the upper
-    F2FP_BF16 = 35  # of bfloat16
-    PRMT = 36  # rd = four bytes, each that of ra, 0 to 3, or zero, 4 to 7, which a digit of immediate names
-    LEPC = 37  # rd:rd+1 = the address of this instruction
-    TOUCH = 38  # loads a word of global[ra:ra+1 + offset] that goes nowhere: its sector into L2; ur as for LDG
+    LDG = 1  # rd... = global[ra:ra+1 + offset], read-only data; ur: pair of uniform registers with the descriptor
+    STG = 2  # global[ra:ra+1 + offset] = rb...; ur as for LDG
+    LDS = 3  # rd... = shared[ra + offset]
+    STS = 4  # shared[ra + offset] = rb...
+    MOV_IMM = 5  # rd = immediate
+    IADD3 = 6  # rd = ra + immediate + rc; carry = the sum's carry out (P7: not kept)
+    IADD3_X = 7  # rd = ra + immediate + rc + the predicate carry
+    EXIT = 8
+    NOP = 9
+    BAR_SYNC = 10  # every thread of the block, at barrier immediate (0 to 15)
+    BRA = 11  # to offset bytes after the end of this instruction
+    ST = 12  # memory[ra:ra+1 + offset] = rb...; generic: here, shared memory of any block of the cluster; ur as for LDG
+    MEMBAR = 13  # what this thread stored so far is seen by all before what it does next
+    ERRBAR = 14  # ptxas puts these two behind every MEMBAR
+    CGAERRBAR = 15
+    CLUSTER_ARRIVE = 16  # tells the cluster that this warp is here
+    CLUSTER_WAIT = 17  # until every warp of the cluster, but those that have left, has arrived
+    FADD_IMM = 18  # rd = ra + immediate, a float32's bits
+    FMNMX_NAN = 19  # rd = the larger of ra and rb, NaN where one is
+    LOP3_TEST = 20  # the predicate carry = whether ra and immediate have a bit in common
+    HFMA2_IMM = 21  # rd = ra * immediate + rc, each a pair of float16, the lower half of a register first
+    HFMA2_BF16_IMM = 22  # pairs of bfloat16
+    HADD2_F32 = 23  # rd = the float32 of a float16: of the lower half of rb, or where immediate is 1 the upper
+    SHF_L = 24  # rd = ra shifted left by immediate bits
+    F2FP_F16 = 25  # rd = a pair of float16, each to the nearest: rb's in the lower half, ra's in the upper
+    F2FP_BF16 = 26  # of bfloat16
+    PRMT = 27  # rd = four bytes, each that of ra, 0 to 3, or zero, 4 to 7, which a digit of immediate names
+    LEPC = 28  # rd:rd+1 = the address of this instruction
+    TOUCH = 29  # loads a word of global[ra:ra+1 + offset] that goes nowhere: its sector into L2; ur as for LDG
 
 
 RZ = 255

@@ -37,19 +37,6 @@ _TOUCH_HIGH = 0x0C1E9900
 _STG_HIGH = 0x0C501100
 _ST_HIGH = 0x0C101100
 
-#: Barriers in shared memory: which copies of others, and reads of them, are done. No tile has them.
-_BARRIERS = (
-    Row(
-        Opcode.TRY_WAIT, 0x5A7, 0x08000140, (_none("ra", 24), _RB, _UR_OF_STORE, _OFFSET, Bits("carry", ((81, 3),))),
-        "SYNCS.PHASECHK.TRANS64.TRYWAIT {predicate}, [{uniform}], {rb}", barriers=("write_barrier",),
-    ),
-    Row(
-        Opcode.ARRIVE, 0x9A7, 0x08100000,
-        (_none("rd", 16), _none("ra", 24), _none("rb", 32), _UR_OF_STORE, _OFFSET),
-        "SYNCS.ARRIVE.TRANS64.A1T0 RZ, [{uniform}], RZ", barriers=_READ,
-    ),
-)  # fmt: skip
-
 #: What blocks of a cluster need to share what they have.
 _CLUSTERS = (
     Row(
@@ -68,9 +55,7 @@ _HALVES = tuple(
     Row(op, opcode, high, (_RD, _RA, _IMMEDIATE, _RC), f"{name} {{rd}}, {{ra}}, {{{kind}}}, {{rc}}", reuse=0b101)
     for op, opcode, high, name, kind in (
         (Opcode.HFMA2_IMM, 0x831, 0, "HFMA2", "halves"),
-        (Opcode.HFMA2_MMA_IMM, 0x835, 0, "HFMA2.MMA", "halves"),
         (Opcode.HFMA2_BF16_IMM, 0x831, 0x200000, "HFMA2.BF16_V2", "bfloats"),
-        (Opcode.HFMA2_MMA_BF16_IMM, 0x835, 0x200000, "HFMA2.MMA.BF16_V2", "bfloats"),
     )
 )
 
@@ -98,7 +83,6 @@ _CODE = (
 
 _SM_90 = (
     Row(Opcode.FFMA_IMM, 0x823, 0, (_RD, _RA, _IMMEDIATE, _RC), "FFMA {rd}, {ra}, {float}, {rc}", reuse=0b101),
-    Row(Opcode.FFMA, 0x223, 0, (_RD, _RA, _RB, _RC), "FFMA {rd}, {ra}, {rb}, {rc}", reuse=0b111),
     Row(
         Opcode.LDG, 0x981, _LDG_HIGH, (_RD, _RA, _UR_OF_LOAD, _OFFSET, _BYTES_OF_GLOBAL),
         "LDG.E.NA{size}.CONSTANT {rd}, desc[{ur}][{ra}.64{offset}]", pairs=("ra", "ur"), data="rd",
@@ -109,13 +93,8 @@ _SM_90 = (
         barriers=_READ,
     ),
     Row(Opcode.LDS, 0x984, 0, (_RD, _RA, _OFFSET, _BYTES), "LDS{size} {rd}, [{shared}]", data="rd"),
-    Row(
-        Opcode.LDS_UNIFORM, 0x984, 0x08000000, (_RD, _RA, _UR_OF_LOAD, _OFFSET, _BYTES),
-        "LDS{size} {rd}, [{uniform}]", data="rd",
-    ),
     Row(Opcode.STS, 0x388, 0, (_RA, _RB, _OFFSET, _BYTES), "STS{size} [{shared}], {rb}", data="rb", barriers=_READ),
     Row(Opcode.MOV_IMM, 0x802, 0xF00, (_RD, _IMMEDIATE), "MOV {rd}, {hex}"),
-    Row(Opcode.MOV, 0x202, 0xF00, (_RD, _RB), "MOV {rd}, {rb}", reuse=0b010),
     Row(
         Opcode.IADD3, 0x810, 0x07F1E000, (_RD, _RA, _IMMEDIATE, _RC, Bits("carry", ((81, 3),))),
         "IADD3 {rd}, {carry}{ra}, {signed}, {rc}", reuse=0b101,
@@ -130,10 +109,6 @@ _SM_90 = (
         Opcode.LOP3_TEST, 0x812, 0x0780C000, (_RD, _RA, _IMMEDIATE, _RC, Bits("carry", ((81, 3),))),
         "LOP3.LUT {carry}{rd}, {ra}, {hex}, {rc}, 0xc0, !PT", reuse=0b101,
     ),
-    Row(
-        Opcode.CS2R, 0x805, 0xFF00, (_RD, Bits("bytes", ((80, 1),), codes=((4, 0), (8, 1)))),
-        "CS2R{half} {rd}, SRZ", data="rd",
-    ),
     Row(Opcode.EXIT, 0x94D, 0x03800000, (), "EXIT", barriers=()),
     Row(Opcode.NOP, 0x918, 0, (), "NOP"),
     Row(
@@ -144,14 +119,9 @@ _SM_90 = (
         Opcode.BRA, 0x947, 0x03800000,
         (Bits("offset", ((16, 8), (34, 30), (64, 18)), dropped=2, step=16, signed=True),), "BRA {target}", barriers=(),
     ),
-    Row(
-        Opcode.PREFETCH, 0x98F, 0x00800100, (_RA, Bits("offset", ((32, 32),), signed=True)),
-        "CCTL.E.PF2 [{ra}{offset}]", pairs=("ra",), barriers=_READ,
-    ),
     *_HALVES,
     *_CONVERSIONS,
     *_CLUSTERS,
-    *_BARRIERS,
     *_CODE,
 )  # fmt: skip
 
@@ -176,7 +146,7 @@ def _row(rows: tuple[Row, ...], op: Opcode) -> Row:
 
 
 _SM_80 = _with(
-    tuple(row for row in _SM_90 if row not in (*_HALVES, *_CONVERSIONS, *_CLUSTERS, *_BARRIERS, *_CODE)),
+    tuple(row for row in _SM_90 if row not in (*_HALVES, *_CONVERSIONS, *_CLUSTERS, *_CODE)),
     _BRA_TO_89,
     replace(_row(_SM_90, Opcode.LDG), text="LDG.E.NA{size}.CONSTANT {rd}, [{ra}.64{offset}]"),
     replace(_row(_SM_90, Opcode.STG), text="STG.E.NA{size} [{ra}.64{offset}], {rb}"),
@@ -196,7 +166,6 @@ _SM_75 = _with(
         barriers=_READ,
     ),
     replace(_row(_SM_90, Opcode.LDS), high=0x1000, text="LDS.U{size} {rd}, [{shared}]"),
-    replace(_row(_SM_90, Opcode.LDS_UNIFORM), high=0x08001000, text="LDS.U{size} {rd}, [{uniform}]"),
     replace(_row(_SM_90, Opcode.BAR_SYNC), high=0, text="BAR.SYNC {hex}"),
 )  # fmt: skip
 

@@ -18,38 +18,20 @@ from lospmm.codegen.sass.machine import MachineCode
 from lospmm.errors import Unsupported
 from lospmm.problem.dtype import Dtype
 
-#: Cycles from a multiply-add of pairs to what reads its result: what ptxas 13.0 leaves before one of the other pipe,
-#: and before a store no less.
-LATENCY: Mapping[int, int] = MappingProxyType(
-    {
-        Opcode.HFMA2_IMM: 6,
-        Opcode.HFMA2_BF16_IMM: 6,
-        Opcode.HFMA2_MMA_IMM: 10,
-        Opcode.HFMA2_MMA_BF16_IMM: 10,
-    }
-)
+#: Cycles from a multiply-add of pairs to what reads its result; a store waits no less.
+LATENCY = 6
 
-#: By type, the multiply-add of either pipe.
-PIPES: Mapping[str, tuple[Opcode, Opcode]] = MappingProxyType(
-    {
-        "float16": (Opcode.HFMA2_IMM, Opcode.HFMA2_MMA_IMM),
-        "bfloat16": (Opcode.HFMA2_BF16_IMM, Opcode.HFMA2_MMA_BF16_IMM),
-    }
-)
+#: The multiply-add of each type.
+PRODUCTS: Mapping[str, Opcode] = MappingProxyType({"float16": Opcode.HFMA2_IMM, "bfloat16": Opcode.HFMA2_BF16_IMM})
 
 #: Other float32 arithmetic than multiply-adds.
-_SINGLE = (Opcode.FFMA, Opcode.FADD_IMM, Opcode.FMNMX_NAN)
+_SINGLE = (Opcode.FADD_IMM, Opcode.FMNMX_NAN)
 
 
-def packed(code: MachineCode, dtype: Dtype, pipes: tuple[int, ...] = (0,), *, reuse: bool = False) -> MachineCode:
-    """Return ``code`` for words that are pairs of ``dtype``; multiply-adds alternate over ``pipes``.
-
-    Weights are rounded to the nearest. With ``reuse`` factors stay in the reuse cache as in ``code``: on an H200 some
-    results were wrong then, with alternating multiply-adds (docs/decisions/0013). Raises Unsupported for a type of
-    another width, and for a kernel that does more than multiply, add and store.
-    """
-    if dtype.name not in PIPES:
-        raise Unsupported(f"pairs of {dtype.name}: known are {', '.join(PIPES)}")
+def packed(code: MachineCode, dtype: Dtype) -> MachineCode:
+    """Return ``code`` for words that are pairs of ``dtype``. Raises Unsupported for other instructions or types."""
+    if dtype.name not in PRODUCTS:
+        raise Unsupported(f"pairs of {dtype.name}: known are {', '.join(PRODUCTS)}")
     form = code.form.copy()
     other = np.isin(form["op"], _SINGLE)
     if other.any():
@@ -58,9 +40,7 @@ def packed(code: MachineCode, dtype: Dtype, pipes: tuple[int, ...] = (0,), *, re
     weights = np.ascontiguousarray(form["immediate"][fmas]).view(np.float32)
     bits = dtype.to_storage(weights).view(np.uint16).astype(np.uint32)
     form["immediate"][fmas] = bits << np.uint32(16) | bits
-    form["op"][fmas] = np.array(PIPES[dtype.name])[np.array(pipes)[np.arange(len(fmas)) % len(pipes)]]
-    if not reuse:
-        form["reuse"][fmas] = 0
+    form["op"][fmas], form["reuse"][fmas] = PRODUCTS[dtype.name], 0
     for start, end in zip(code.starts, [*code.starts[1:], len(form)], strict=True):
         _wait_longer(form[start:end])
     return replace(code, form=form)
@@ -69,9 +49,7 @@ def packed(code: MachineCode, dtype: Dtype, pipes: tuple[int, ...] = (0,), *, re
 def _wait_longer(tile: NDArray[np.void]) -> None:
     """Add stalls before reads of sums that come sooner than ``LATENCY`` after the multiply-add."""
     issued = np.cumsum(np.maximum(tile["stall"], 1), dtype=np.int64) - np.maximum(tile["stall"], 1)
-    latency = np.zeros(256, np.int64)
-    latency[list(LATENCY)] = list(LATENCY.values())
-    makes = latency[tile["op"]] > 0
+    makes = np.isin(tile["op"], list(PRODUCTS.values()))
     stores = np.isin(tile["op"], (Opcode.STG, Opcode.ST))
     uses = np.flatnonzero(makes | stores)
     register = np.where(makes[uses], tile["rc"][uses], tile["rb"][uses])
@@ -82,7 +60,7 @@ def _wait_longer(tile: NDArray[np.void]) -> None:
     earlier, later = order[:-1], order[1:]
     follows = (key[earlier] == key[later]) & (register[later] == key[later]) & (written[earlier] == key[later])
     first, second = uses[earlier[follows]], uses[later[follows]]
-    missing = latency[tile["op"][first]] - (issued[second] - issued[first])
+    missing = LATENCY - (issued[second] - issued[first])
     short = missing > 0
     longer = np.maximum(tile["stall"][second[short] - 1], 1) + missing[short]
     np.maximum.at(tile["stall"], second[short] - 1, longer.astype(np.uint8))

@@ -136,10 +136,6 @@ def _from_bfloat(bits: int) -> int:
     return bits << 16
 
 
-def _sum(*terms: str) -> str:
-    return "+".join(term for term in terms if term)
-
-
 def _shared(form: NDArray[np.void], _: NDArray[np.int64]) -> list[object]:
     return [
         _shared_address(ra, offset) for ra, offset in zip(form["ra"].tolist(), form["offset"].tolist(), strict=True)
@@ -149,14 +145,6 @@ def _shared(form: NDArray[np.void], _: NDArray[np.int64]) -> list[object]:
 def _shared_address(ra: int, offset: int) -> str:
     """Format a shared-memory address; without a register it has 24 unsigned bits."""
     return f"{offset & 0xFFFFFF:#x}" if ra == RZ and offset else f"{_REGISTERS[ra]}{_distance(offset)}"
-
-
-def _uniform(form: NDArray[np.void], _: NDArray[np.int64]) -> list[object]:
-    triples = zip(form["ra"].tolist(), form["ur"].tolist(), form["offset"].tolist(), strict=True)
-    return [
-        _sum("" if ra == RZ else _REGISTERS[ra], _UNIFORM[ur], _hex(offset) if offset else "")
-        for ra, ur, offset in triples
-    ]
 
 
 def _signed(form: NDArray[np.void], _: NDArray[np.int64]) -> list[object]:
@@ -174,7 +162,6 @@ _OPERANDS: dict[str, Callable[[NDArray[np.void], NDArray[np.int64]], list[object
     "rc": _register("rc", 2),
     "ur": lambda form, _: list(_UNIFORM[form["ur"]]),
     "size": lambda form, _: [_SIZES[size] for size in form["bytes"].tolist()],
-    "half": lambda form, _: ["" if size == 8 else ".32" for size in form["bytes"].tolist()],
     "hex": lambda form, _: [f"{value:#x}" for value in form["immediate"].tolist()],
     "bits": lambda form, _: [f"{value:#x}" for value in form["immediate"].tolist()],
     "signed": _signed,
@@ -183,7 +170,6 @@ _OPERANDS: dict[str, Callable[[NDArray[np.void], NDArray[np.int64]], list[object
     "bfloats": _pair(_from_bfloat),
     "offset": lambda form, _: [_distance(offset) for offset in form["offset"].tolist()],
     "shared": _shared,
-    "uniform": _uniform,
     "target": _target,
     "predicate": lambda form, _: list(_PREDICATES[form["carry"]]),
     "carry": lambda form, _: ["" if carry == PT else f"P{carry}, " for carry in form["carry"].tolist()],
