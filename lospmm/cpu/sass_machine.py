@@ -156,46 +156,34 @@ def _refusal(code: MachineCode, tile: int, number: int, reason: str, generation:
 def _step(warp: Warp, instruction: Instruction) -> int | None:
     """Execute an instruction; return how many to skip, or None if the threads leave."""
     if instruction.predicate == PT and not instruction.predicate_negated:
-        return OPERATIONS[instruction.op](warp, instruction)
+        return _execute(warp, instruction)
     runs = warp.predicates[instruction.predicate] != bool(instruction.predicate_negated)
     if not runs.any():
         return 0
     if runs.all():
-        return OPERATIONS[instruction.op](warp, instruction)
+        return _execute(warp, instruction)
     if instruction.op in _WHERE:
         _WHERE[instruction.op](warp, instruction, runs)
         return 0
-    part = warp.part(runs)
-    if instruction.op in _TOGETHER or OPERATIONS[instruction.op](part, instruction) != 0:
+    if instruction.op in _TOGETHER:
         raise SassFault("threads of one warp go different ways")
+    part = warp.part(runs)
+    _execute(part, instruction)
     warp.put_back(part, runs)
     return 0
 
 
-def _nothing(_warp: Warp, _at: Instruction) -> int:
-    return 0
+def _execute(warp: Warp, at: Instruction) -> int | None:
+    if at.op == Opcode.EXIT:
+        warp.block.leave()
+        return None
+    if at.op in OPERATIONS:
+        OPERATIONS[at.op](warp, at)
+    return at.offset // BYTES_PER_INSTRUCTION if at.op == Opcode.BRA else 0
 
 
-def _leave(warp: Warp, _at: Instruction) -> None:
-    warp.block.leave()
-
-
-def _branch(_warp: Warp, at: Instruction) -> int:
-    return at.offset // BYTES_PER_INSTRUCTION
-
-
-OPERATIONS: Mapping[int, Callable[[Warp, Instruction], int | None]] = MappingProxyType(
-    {
-        **ARITHMETIC,
-        **MEMORY,
-        Opcode.EXIT: _leave,
-        Opcode.NOP: _nothing,
-        Opcode.BAR_SYNC: _nothing,
-        Opcode.BRA: _branch,
-        Opcode.ERRBAR: _nothing,
-        Opcode.CGAERRBAR: _nothing,
-    }
-)
+#: What instructions do; the others only take time, or lead elsewhere.
+OPERATIONS: Mapping[int, Callable[[Warp, Instruction], None]] = MappingProxyType({**ARITHMETIC, **MEMORY})
 
 #: Instructions that some threads often skip, executed without copying the state of the others.
 _WHERE: Mapping[int, Callable[[Warp, Instruction, NDArray[np.bool_]], None]] = MappingProxyType(
@@ -203,4 +191,6 @@ _WHERE: Mapping[int, Callable[[Warp, Instruction, NDArray[np.bool_]], None]] = M
 )
 
 #: Instructions that all threads of a block execute, or none.
-_TOGETHER = frozenset((Opcode.LDS, Opcode.ST, Opcode.MEMBAR, Opcode.CLUSTER_ARRIVE, Opcode.CLUSTER_WAIT))
+_TOGETHER = frozenset(
+    (Opcode.LDS, Opcode.ST, Opcode.MEMBAR, Opcode.CLUSTER_ARRIVE, Opcode.CLUSTER_WAIT, Opcode.BRA, Opcode.EXIT)
+)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
+from typing import NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,12 +17,11 @@ from lospmm.cpu.warp import WORD_MASK, Operand, Warp
 from lospmm.problem.dtype import FLOAT_BYTES
 
 
-def _load(warp: Warp, at: Instruction) -> int:
+def _load(warp: Warp, at: Instruction) -> None:
     operand = warp.read_from(warp.address(at.ra, at.offset))
     for word, (rows, places) in enumerate(_rows(warp, operand, at)):
         if at.rd != RZ:
             warp.floats[at.rd + word] = _in_register(operand.elements[rows, places], warp)
-    return 0
 
 
 def _in_register(elements: NDArray[np.float32], warp: Warp) -> NDArray[np.float32]:
@@ -43,14 +43,13 @@ def load_where(warp: Warp, at: Instruction, runs: NDArray[np.bool_]) -> None:
     warp.floats[target_of(at.rd), lanes] = _in_register(elements, warp)
 
 
-def _store(warp: Warp, at: Instruction) -> int:
+def _store(warp: Warp, at: Instruction) -> None:
     geometry = warp.geometry
     for word, (rows, places) in enumerate(_rows(warp, warp.c, at)):
         register = at.rb if at.rb == RZ else at.rb + word
         is_whole = geometry.words.stored_bytes == FLOAT_BYTES
         stored = warp.floats[register] if is_whole else values_of(warp.words[register], geometry.dtype)
         warp.c.elements[rows, places] = stored
-    return 0
 
 
 def _rows(warp: Warp, operand: Operand, at: Instruction) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
@@ -63,18 +62,16 @@ def _rows(warp: Warp, operand: Operand, at: Instruction) -> list[tuple[NDArray[n
     return [warp.own_rows(operand, address + np.uint64(word)) for word in range(0, at.bytes, FLOAT_BYTES)]
 
 
-def _own_address(warp: Warp, at: Instruction) -> int:
+def _own_address(warp: Warp, at: Instruction) -> None:
     address = CODE_ADDRESS + at.offset
     warp.words[at.rd], warp.words[at.rd + 1] = address & 0xFFFFFFFF, address >> 32
-    return 0
 
 
-def _touch(warp: Warp, at: Instruction) -> int:
+def _touch(warp: Warp, at: Instruction) -> None:
     """Check a load of code into a cache, which has no result."""
     place = warp.address(at.ra, at.offset) - np.uint64(CODE_ADDRESS)
     if (place % np.uint64(FLOAT_BYTES)).any() or (place >= np.uint64(warp.code_bytes)).any():
         raise SassFault(f"loads code at {place.max():#x} of {warp.code_bytes:#x} bytes")
-    return 0
 
 
 def _check_shared(warp: Warp, at: Instruction) -> None:
@@ -90,54 +87,48 @@ def _kept_address(warp: Warp, at: Instruction) -> NDArray[np.uint64]:
     return address
 
 
-def _keep(warp: Warp, at: Instruction) -> int:
+def _keep(warp: Warp, at: Instruction) -> None:
     """Store the accumulators of a thread's other columns."""
     if warp.geometry.walks == 1:
-        return _not_a_slot(warp, at)
+        _not_a_slot(warp, at)
     warp.kept.write(_kept_address(warp, at), warp.floats[at.rb : at.rb + at.bytes // FLOAT_BYTES])
-    return 0
 
 
-def _not_a_slot(warp: Warp, at: Instruction) -> int:
+def _not_a_slot(warp: Warp, at: Instruction) -> NoReturn:
     _check_shared(warp, at)
     raise SassFault("a slot is written by ST and read by LDS")
 
 
-def _send(warp: Warp, at: Instruction) -> int:
+def _send(warp: Warp, at: Instruction) -> None:
     _check_shared(warp, at)
     warp.block.send(warp.address(at.ra, at.offset), warp.floats[at.rb].copy())
-    return 0
 
 
-def _collect(warp: Warp, at: Instruction) -> int:
+def _collect(warp: Warp, at: Instruction) -> None:
     address = _kept_address(warp, at)
     if warp.geometry.walks > 1:
         for word, held in enumerate(warp.kept.read(address, at.bytes // FLOAT_BYTES)):
             warp.floats[at.rd + word] = held
-        return 0
+        return
     _check_shared(warp, at)
     warp.floats[target_of(at.rd)] = warp.block.collect(address)
-    return 0
 
 
-def _fence(warp: Warp, _at: Instruction) -> int:
+def _fence(warp: Warp, _at: Instruction) -> None:
     warp.block.fence()
-    return 0
 
 
-def _arrive(warp: Warp, at: Instruction) -> int:
+def _arrive(warp: Warp, at: Instruction) -> None:
     _check_shared(warp, at)
     warp.block.arrive()
-    return 0
 
 
-def _wait(warp: Warp, at: Instruction) -> int:
+def _wait(warp: Warp, at: Instruction) -> None:
     _check_shared(warp, at)
     warp.block.wait()
-    return 0
 
 
-MEMORY: Mapping[int, Callable[[Warp, Instruction], int]] = MappingProxyType(
+MEMORY: Mapping[int, Callable[[Warp, Instruction], None]] = MappingProxyType(
     {
         Opcode.LDG: _load,
         Opcode.STG: _store,
