@@ -42,7 +42,7 @@ from benchmarks.problems import problems
 from lospmm.errors import GpuFault, LospmmError, NothingFits
 from lospmm.gpu.bench import Bench
 from lospmm.gpu.detect import detect_device
-from lospmm.gpu.messages import Measure, Measurement, Shape
+from lospmm.gpu.messages import Measure, Measurement
 from lospmm.gpu.timing import BRIEF, FULL, Effort, Timing
 from lospmm.problem.device import DEVICES, DeviceSpec
 from lospmm.problem.problem import Problem
@@ -100,9 +100,8 @@ class GpuClock:
 
     def time(self, kernel: Kernel, effort: Effort) -> Measurement:
         effort, self._is_first = FULL if self._is_first else effort, False
-        shape = Shape(kernel.launch.grid, kernel.launch.block, kernel.launch.shared_bytes)
         try:
-            task = Measure(kernel.cubin, kernel.entry, shape, cache="cold", effort=effort)
+            task = Measure(kernel.cubin, kernel.entry, kernel.launch, cache="cold", effort=effort)
             found = self.bench.request("measure", task)
         except GpuFault as fault:
             return Measurement(None, None, str(fault))

@@ -20,7 +20,7 @@ import numpy as np
 from lospmm.codegen.emission import Emission
 from lospmm.errors import GpuFault
 from lospmm.gpu.gate import CHECK_ENTRY, REGISTERS, gate_source
-from lospmm.gpu.messages import Answer, CacheState, Measure, Measurement, Prepare, Ready, Shape
+from lospmm.gpu.messages import Answer, CacheState, Measure, Measurement, Prepare, Ready
 from lospmm.gpu.process import WORKER, WorkerLost, WorkerProcess
 from lospmm.gpu.timing import BRIEF, FULL, MAX_COPIES, Effort, Timing
 from lospmm.problem.accuracy import tolerance_of, weights_held_to
@@ -123,20 +123,7 @@ class Bench:
             worker.send(("measure", self._begun), self._seconds)
 
     def _task(self, cubin: bytes | Path, entry: str, launch: Launch, effort: Effort) -> Measure:
-        return Measure(cubin, entry, Shape(launch.grid, launch.block, launch.shared_bytes), self.cache, effort)
-
-    def noise(self, cubin: bytes, entry: str, launch: Launch) -> float:
-        """Return how far two measurements of the same kernel are apart, relative to the shorter time.
-
-        Smaller differences are not significant. Raises GpuFault if the kernel fails.
-        """
-        micros = []
-        for _ in range(2):
-            measured = self.measure(cubin, entry, launch)
-            if measured.timing is None:
-                raise GpuFault(f"{entry}: {measured.failure}")
-            micros.append(measured.timing.micros)
-        return max(micros) / min(micros) - 1.0
+        return Measure(cubin, entry, launch, self.cache, effort)
 
     def request(self, command: str, task: object) -> object:
         """Return the value of another command of ``worker.COMMANDS``. Raises GpuFault with its reason."""

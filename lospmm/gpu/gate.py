@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lospmm.gpu.messages import Prepare, Shape
+from lospmm.gpu.messages import Prepare
 from lospmm.gpu.operands import (
     NAN_WORD,
     STORAGES,
@@ -30,6 +30,7 @@ from lospmm.gpu.operands import (
 )
 from lospmm.gpu.protocol import Driver, Function
 from lospmm.problem.accuracy import off_by
+from lospmm.problem.problem import Launch
 
 CHECK_ENTRY = "lospmm_check"
 DIFFER_ENTRY = "lospmm_differ"
@@ -134,7 +135,7 @@ def _checked(driver: Driver, gate: Gate, operands: DeviceOperands, problem: Prep
     residual = operands.residual[copy] if problem.residual else 0
     addresses = (*product, residual, bias, operands.window, operands.tolerance)
     sizes = (operands.m, operands.n, problem.relu, STORAGES[operands.dtype.storage])
-    driver.launch(gate.check, Shape(grid, THREADS, 0), (*map(np.uint64, addresses), *map(np.uint32, sizes)))
+    driver.launch(gate.check, Launch(grid, THREADS), (*map(np.uint64, addresses), *map(np.uint32, sizes)))
     keys = np.empty((2, operands.m), dtype=np.uint64)
     driver.download(keys, operands.worst)
     return _verdict(driver, operands, problem, keys, copy)
@@ -151,7 +152,7 @@ def _different(driver: Driver, gate: Gate, operands: DeviceOperands, one: int, o
     count = operands.m * operands.n
     size = np.uint32(operands.dtype.element_bytes)
     arguments = (np.uint64(one), np.uint64(other), np.uint64(count), np.uint64(operands.worst), size)
-    driver.launch(gate.differ, Shape((min(DIFFER_BLOCKS, -(-count // THREADS)), 1, 1), THREADS, 0), arguments)
+    driver.launch(gate.differ, Launch((min(DIFFER_BLOCKS, -(-count // THREADS)), 1, 1), THREADS), arguments)
     found = np.empty(1, dtype=np.uint64)
     driver.download(found, operands.worst)
     return int(found[0])

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import BinaryIO, Literal, NamedTuple, get_args
+from typing import BinaryIO, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ from lospmm.gpu.timing import FULL, MAX_COPIES, Effort, Timing
 from lospmm.problem.accuracy import Tolerance
 from lospmm.problem.convolution import Convolution
 from lospmm.problem.dtype import FLOAT32, Dtype
+from lospmm.problem.problem import Launch
 
 #: Before every message: a mark, which stray output lacks, and the length in bytes.
 HEADER = struct.Struct("<8sQ")
@@ -34,14 +35,6 @@ CacheState = Literal["cold", "warm", "streamed", "network"]
 
 #: The same by name.
 CACHE_STATES: Mapping[str, CacheState] = MappingProxyType({state: state for state in get_args(CacheState)})
-
-
-class Shape(NamedTuple):
-    """``lospmm.problem.problem.Launch`` without that module's imports."""
-
-    grid: tuple[int, int, int]
-    block: int
-    shared_bytes: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,7 +90,7 @@ class Measure:
 
     cubin: bytes | Path
     entry: str
-    shape: Shape
+    shape: Launch
     cache: CacheState
     effort: Effort = FULL
 

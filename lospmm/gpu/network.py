@@ -9,10 +9,11 @@ import numpy as np
 
 from lospmm.errors import GpuFault
 from lospmm.gpu.gate import THREADS, Gate
-from lospmm.gpu.messages import CacheState, Shape
+from lospmm.gpu.messages import CacheState
 from lospmm.gpu.operands import DeviceOperands, padded_b_bytes
 from lospmm.gpu.protocol import Driver
 from lospmm.gpu.timing import Effort, Timing, time_behind, time_rotating
+from lospmm.problem.problem import Launch
 
 #: Bytes that a thread of gate.cu's copy moves.
 WORD_BYTES = 16
@@ -47,7 +48,7 @@ def layers_before(driver: Driver, gate: Gate, operands: DeviceOperands) -> Calla
     def write(from_: int, to: int, size: int) -> None:
         count = size // WORD_BYTES
         arguments = (np.uint64(from_), np.uint64(to), np.uint64(count))
-        driver.launch(gate.copy, Shape((-(-count // THREADS), 1, 1), THREADS, 0), arguments)
+        driver.launch(gate.copy, Launch((-(-count // THREADS), 1, 1), THREADS), arguments)
 
     def before(copy: int) -> None:
         write(flushed, flushed + flush_bytes, flush_bytes)

@@ -33,7 +33,7 @@ class Graph:
 class LaunchShape(Protocol):
     """The grid, block and shared memory of a launch.
 
-    ``lospmm.problem.problem.Launch`` is one, and ``messages.Shape`` in the worker, which imports less.
+    ``lospmm.problem.problem.Launch`` is one; a driver knows no more of it than this.
     """
 
     @property

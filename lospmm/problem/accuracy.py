@@ -53,11 +53,6 @@ class Accuracy:
     a_floor: float = 0.0
     b_floor: float = 0.0
 
-    @property
-    def of_product(self) -> float:
-        """Sum of the terms that are relative to |A| |B|."""
-        return self.a_rounding + self.b_rounding + self.sum_rounding
-
 
 def _of_16_bit(u: float, smallest_normal: float) -> Accuracy:
     return Accuracy(u, u, 0.0, SUM_ROUNDING, u, smallest_normal)

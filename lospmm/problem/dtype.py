@@ -42,24 +42,12 @@ class Dtype:
         largest = np.abs(values[np.isfinite(values)]).max(initial=0)
         return float(largest) if np.isinf(self.rounded(np.array([largest], np.float32))[0]) else None
 
-    @property
-    def parts(self) -> int:
-        """TF32 numbers that tensor cores take for one factor: two for float32, whose sum is nearly exact."""
-        return 2 if self.name == "float32" else 1
-
-    def in_parts(self, values: NDArray[np.float32]) -> list[NDArray[np.float32]]:
-        """Return ``values`` as ``parts`` arrays that tensor cores take, the large part first."""
-        if self.parts == 1:
-            return [self.rounded(values)]
-        large = _tf32(values)
-        return [large, _tf32(values - large)]
-
     def not_in_parts(self, values: NDArray[np.float32]) -> str | None:
         """Describe a value that is not the sum of its parts; None: all are.
 
         Such a value is so large that the first part is infinite, or so small that the second vanishes.
         """
-        if self.parts == 1:
+        if self.name != "float32":
             return None
         magnitudes = np.abs(values)
         least, largest = magnitudes.min(initial=np.inf, where=magnitudes > 0), magnitudes.max(initial=0)

@@ -49,7 +49,6 @@ class Binary:
     code_bytes: int  # machine code of all tiles
     toolchain: str  # "ptxas 13.0.88 (PyPI)"
     compile_seconds: float
-    link_seconds: float
     cached_units: int  # units that the store held
 
 
@@ -99,7 +98,7 @@ def compile_kernel(
         started = time.monotonic()
         job = _Compilation(emission.units, compiler, store, directory, threading.Event())
         units = _compile_all(job, workers, progress, cancel)
-        compiled = time.monotonic()
+        seconds = time.monotonic() - started
         if is_alone:
             cubin = (directory / _object(0)).read_bytes()
         elif emission.machine is None:
@@ -108,7 +107,6 @@ def compile_kernel(
             cubin = graft((directory / _object(0)).read_bytes(), emission.machine, emission.entry)
         if emission.data is not None:
             cubin = embed(cubin, emission.data)
-        linked = time.monotonic()
     usage = elf.kernel_usage(cubin, emission.entry)
     return Binary(
         cubin=cubin,
@@ -117,8 +115,7 @@ def compile_kernel(
         stack_bytes=usage.stack_bytes,
         code_bytes=elf.code_bytes(cubin),
         toolchain=compiler.title,
-        compile_seconds=compiled - started,
-        link_seconds=linked - compiled,
+        compile_seconds=seconds,
         cached_units=sum(unit.cached for unit in units),
     )
 

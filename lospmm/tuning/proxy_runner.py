@@ -16,7 +16,7 @@ from lospmm.errors import GpuFault
 from lospmm.families.candidate import Candidate
 from lospmm.gpu import proxy
 from lospmm.gpu.bench import Bench
-from lospmm.gpu.messages import Measure, Measurement, Shape
+from lospmm.gpu.messages import Measure, Measurement
 from lospmm.gpu.timing import BRIEF, Effort
 from lospmm.toolchain.compile import Built, Compiled
 from lospmm.tuning.proxy_build import compile_proxy, proxies_of
@@ -119,9 +119,8 @@ def _is_by_proxy(candidate: Candidate, effort: Effort) -> bool:
 def time_proxy(bench: Bench, built: Compiled, kept: float, effort: Effort = BRIEF) -> Measurement:
     """Return a proxy's time over ``kept``, the share of loads it kept. Raises GpuFault without a GPU."""
     bench.start()
-    shape = Shape(built.launch.grid, built.launch.block, built.launch.shared_bytes)
     try:
-        found = bench.request(proxy.COMMAND, Measure(built.cubin, built.entry, shape, bench.cache, effort))
+        found = bench.request(proxy.COMMAND, Measure(built.cubin, built.entry, built.launch, bench.cache, effort))
     except GpuFault as fault:
         return Measurement(None, None, str(fault))
     assert isinstance(found, Measurement) and found.timing is not None

@@ -53,7 +53,8 @@ def test_a_kernel_of_a_type(dtype: Dtype, tmp_path: Path) -> None:
     b = RNG.normal(size=(K, N)).astype(np.float32)
     stored = dtype.from_storage(dtype.to_storage(b)).astype(np.float64)
     c, exact = kernel.run_on_cpu(b), WEIGHTS.astype(np.float64) @ stored
-    limit = accuracy.of_product * (abs(WEIGHTS) @ abs(stored)) + accuracy.c_rounding * abs(c) + 1e-6
+    of_product = accuracy.a_rounding + accuracy.b_rounding + accuracy.sum_rounding
+    limit = of_product * (abs(WEIGHTS) @ abs(stored)) + accuracy.c_rounding * abs(c) + 1e-6
     assert (abs(c - exact) <= limit).all()
     if dtype.is_16_bit:
         assert not np.allclose(c, exact, rtol=1e-6, atol=0)

@@ -20,7 +20,7 @@ from lospmm.gpu import bench as measure
 from lospmm.gpu import worker
 from lospmm.gpu.bench import AGAIN, BESIDE, CHECKED, Bench
 from lospmm.gpu.gate import gate_source
-from lospmm.gpu.messages import CacheState, Measure, Measurement, Shape
+from lospmm.gpu.messages import CacheState, Measure, Measurement
 from lospmm.gpu.process import WorkerProcess
 from lospmm.gpu.protocol import Function
 from lospmm.gpu.timing import BRIEF, FULL
@@ -104,14 +104,14 @@ def test_a_streamed_kernel_takes_turns_at_modules(
                 modules.append(function)
             return function
 
-        def launch(self, function: Function, shape: Shape, arguments: Sequence[np.generic]) -> None:
+        def launch(self, function: Function, shape: Launch, arguments: Sequence[np.generic]) -> None:
             launched.extend((at, int(arguments[0])) for at, one in enumerate(modules) if one is function)
             super().launch(function, shape, arguments)
 
     monkeypatch.setattr(measure, "compile_gate", lambda _: b"gate")
     driver, image = Watched(gate_library, l2_bytes=10_000), fake_gpu.kernel("good", weights(), N)
     bench, _ = worker.prepare(measure._prepare(Problem(from_dense(weights()), N, DEVICES["h200"]), 0), driver)
-    measured = worker.measure(bench, Measure(image, "kernel", Shape((1, 1, 1), 32, 0), cache))
+    measured = worker.measure(bench, Measure(image, "kernel", Launch((1, 1, 1), 32), cache))
     assert measured.failure is None
     copy_bytes = 4 * N * (9 + 14)
     assert len(modules) == (20_000 // (copy_bytes + len(image)) + 1 if cache == "streamed" else 1)
@@ -259,12 +259,6 @@ def test_cancelling_ends_the_worker(bench: Bench) -> None:
     with pytest.raises(CancelledError):
         run(bench, "hang")
     assert not workers()
-
-
-def test_noise_is_the_difference_of_two_measurements(bench: Bench) -> None:
-    assert 0 <= bench.noise(fake_gpu.kernel("good", weights(), N), "kernel", LAUNCH) < 0.1
-    with pytest.raises(GpuFault, match=r"kernel: .*CUDA_ERROR_ILLEGAL_ADDRESS"):
-        bench.noise(fake_gpu.kernel("illegal", weights(), N), "kernel", LAUNCH)
 
 
 def test_a_command_that_fails_is_a_fault(bench: Bench) -> None:

@@ -57,7 +57,7 @@ def test_it_multiplies(opened: Callable[[], Library], dtype: str, m: int, k: int
 
 
 def test_zeros_are_written_out_piece_by_piece(opened: Callable[[], Library], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dense, "PIECE_BYTES", 100)
+    monkeypatch.setattr(cublas, "PIECE_BYTES", 100)
     problem = problem_of(drawn(23, 7, 0.3), 4)
     found, exact = product(problem, opened_dense(problem, HostDriver(), opened))
     assert np.allclose(found, exact, atol=1e-5)

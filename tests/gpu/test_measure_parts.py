@@ -17,12 +17,12 @@ from lospmm.errors import GpuFault, VerificationFailed
 from lospmm.gpu import bench as measure
 from lospmm.gpu import bindings, clocks, gate, operands, process, timing
 from lospmm.gpu.gate import Gate
-from lospmm.gpu.messages import Answer, Prepare, Shape, content_bytes, packed
+from lospmm.gpu.messages import Answer, Prepare, content_bytes, packed
 from lospmm.matrix.csr import SparseMatrix, from_dense
 from lospmm.problem.convolution import output_elements, unfold
 from lospmm.problem.device import DEVICES
 from lospmm.problem.epilogue import bias_of
-from lospmm.problem.problem import Problem
+from lospmm.problem.problem import Launch, Problem
 from lospmm.settings import settings
 from lospmm.store import Store
 from lospmm.toolchain import elf
@@ -297,7 +297,7 @@ def enqueue_into(calls: list[int], driver: FakeDriver) -> Callable[[int], None]:
 
     def enqueue(copy: int) -> None:
         calls.append(copy)
-        driver.launch(function, Shape((1, 1, 1), 1, 0), (np.uint64(place), np.uint64(place + 4)))
+        driver.launch(function, Launch((1, 1, 1), 1), (np.uint64(place), np.uint64(place + 4)))
 
     return enqueue
 

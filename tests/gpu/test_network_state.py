@@ -22,7 +22,7 @@ from lospmm.gpu.bench import Bench
 from lospmm.gpu.gate import COPY_ENTRY
 from lospmm.gpu.libraries import BaselineTime, Check, Enqueue, VariantTime, work
 from lospmm.gpu.libraries.library import LibraryTask
-from lospmm.gpu.messages import Measure, Shape
+from lospmm.gpu.messages import Measure
 from lospmm.gpu.protocol import Function, Graph, LaunchShape
 from lospmm.gpu.timing import BRIEF, COPIES_BEHIND, FULL, Effort
 from lospmm.matrix.csr import from_dense
@@ -70,7 +70,7 @@ def on_the_bench(library: Path) -> tuple[Watched, worker.Workbench]:
 
 
 def task(kind: str, effort: Effort = BRIEF) -> Measure:
-    return Measure(fake_gpu.kernel(kind, weights(), N), "kernel", Shape((1, 1, 1), 32, 0), "network", effort)
+    return Measure(fake_gpu.kernel(kind, weights(), N), "kernel", Launch((1, 1, 1), 32), "network", effort)
 
 
 def test_more_than_the_cache_and_b_are_written_before_every_launch(gate_library: Path) -> None:
@@ -118,7 +118,7 @@ def test_libraries_are_timed_behind_the_same(gate_library: Path, monkeypatch: py
     ) -> BaselineTime:
         def enqueue(copy: int) -> None:
             addresses = (place.copies[copy].b, place.copies[copy].c)
-            driver.launch(function, Shape((1, 1, 1), 32, 0), tuple(map(np.uint64, addresses)))
+            driver.launch(function, Launch((1, 1, 1), 32), tuple(map(np.uint64, addresses)))
 
         assert check(enqueue, None, None).failure is None
         driver.seen.clear()

@@ -11,10 +11,9 @@ from lospmm.gpu import bench as measure
 from lospmm.gpu import gate, operands
 from lospmm.gpu.bench import Bench
 from lospmm.gpu.clocks import read_clocks
-from lospmm.gpu.messages import Shape
 from lospmm.gpu.protocol import Driver
 from lospmm.gpu.timing import time_rotating
-from lospmm.problem.problem import Problem
+from lospmm.problem.problem import Launch, Problem
 from lospmm.toolchain import elf
 from tests.on_gpu.problems import good_kernel, problem
 
@@ -107,7 +106,7 @@ def launch_of(driver: Driver, case: Problem) -> tuple[Callable[..., None], int]:
     function, arguments = driver.load(cubin, entry), (np.uint64(place.b[0]), np.uint64(place.c[0]))
 
     def launch(shared_bytes: int = shape.shared_bytes) -> None:
-        driver.launch(function, Shape(shape.grid, shape.block, shared_bytes), arguments)
+        driver.launch(function, Launch(shape.grid, shape.block, shared_bytes), arguments)
 
     return launch, place.c[0]
 

@@ -10,7 +10,7 @@ from lospmm.gpu import network, operands, worker
 from lospmm.gpu.bench import Bench
 from lospmm.gpu.libraries import BaselineTime
 from lospmm.gpu.libraries.work import COMMAND, BaselineTask
-from lospmm.gpu.messages import Measure, Shape
+from lospmm.gpu.messages import Measure
 from lospmm.gpu.protocol import Driver
 from lospmm.gpu.timing import BRIEF, FULL
 from lospmm.problem.problem import Problem
@@ -81,7 +81,7 @@ def test_b_is_what_it_was_and_the_cache_is_emptied(driver: Driver, size: tuple[i
     driver.download(written, start + place.flush_bytes)
     assert (written == 0xABCD).all()
     cubin, entry, launch = good_kernel(case)
-    task = Measure(cubin, entry, Shape(launch.grid, launch.block, launch.shared_bytes), "network")
+    task = Measure(cubin, entry, launch, "network")
     assert worker.measure(bench, task).failure is None
     for address in (*place.b, place.source):
         assert np.array_equal(downloaded(driver, case, address), b)

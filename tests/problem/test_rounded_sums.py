@@ -50,7 +50,8 @@ def test_a_right_kernel_is_accepted_and_the_bound_holds(
     problem = Problem(matrix, n, DEVICES["h200"], dtype=dtype, sums=dtype)
     compare(matrix, np.arange(n), b, c, dtype=dtype, tolerance=tolerance_of(dtype, problem.rounded_sums))
     accuracy, exact = accuracy_of(dtype, problem.rounded_sums), a.astype(np.float64) @ b
-    limit = accuracy.of_product * (abs(a.astype(np.float64)) @ abs(b)) + accuracy.c_rounding * abs(exact)
+    of_product = accuracy.a_rounding + accuracy.b_rounding + accuracy.sum_rounding
+    limit = of_product * (abs(a.astype(np.float64)) @ abs(b)) + accuracy.c_rounding * abs(exact)
     # Below the smallest normal number a weight and a sum are off by half a spacing, whatever they are.
     limit += accuracy.unit_roundoff * accuracy.smallest_normal * (problem.rounded_sums + (a != 0) @ abs(b))
     assert (abs(c - exact) <= limit).all()

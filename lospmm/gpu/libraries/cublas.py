@@ -25,6 +25,7 @@ from lospmm.gpu.libraries.library import (
     load,
     named_by,
     reserve,
+    version_of,
 )
 
 OP_N = 0  # CUBLAS_OP_N
@@ -103,7 +104,8 @@ def prepare(
             ways |= {f"{name}, cuBLASLt {number}": one for number, one in enumerate(found, start=1)}
         driver.synchronize()
         stack.callback(driver.synchronize)
-        yield Variants(f"cuBLAS {_version(library, handle)} ({file_name(library.path)})", ways)
+        version = version_of(library, "cublasGetVersion_v2", handle, 10_000)  # 130002 is 13.0.2
+        yield Variants(f"cuBLAS {version} ({file_name(library.path)})", ways)
 
 
 def _multiply(
@@ -139,10 +141,3 @@ def place_dense(stack: ExitStack, place: LibraryTask) -> list[int]:
         for address in addresses:
             place.driver.upload(address + row_bytes * start, piece)
     return addresses
-
-
-def _version(library: Library, handle: Pointer) -> str:
-    """Return the version as cublas_api.h counts it: 130002 is 13.0.2."""
-    number = ctypes.c_int()
-    library.call("cublasGetVersion_v2", handle, ctypes.byref(number))
-    return f"{number.value // 10000}.{number.value // 100 % 100}.{number.value % 100}"

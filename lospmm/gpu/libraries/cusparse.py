@@ -29,6 +29,7 @@ from lospmm.gpu.libraries.library import (
     named_by,
     place_array,
     reserve,
+    version_of,
 )
 
 #: cusparseSpMMAlg_t. ALG2 is NVIDIA's choice for row-major B; ALG3 profits from preprocessing (cuSPARSE, cusparseSpMM).
@@ -94,19 +95,6 @@ def open_library() -> Library:
 
 
 @dataclass(frozen=True, slots=True)
-class _Csr:
-    """A as cuSPARSE takes it: device addresses, 32-bit offsets and indices."""
-
-    rows: int
-    cols: int
-    nnz: int
-    offsets: int
-    indices: int
-    values: int
-    real: int  # the type of the values
-
-
-@dataclass(frozen=True, slots=True)
 class _Call:
     """cusparseSpMM for one algorithm, with all but the copy filled in. Holds what its pointers point to."""
 
@@ -134,10 +122,11 @@ def prepare(place: LibraryTask, open_library: Callable[[], Library] = open_libra
         library.call("cusparseSetStream", handle, place.driver.stream)
         copies_of_a = [_place_csr(stack, place) for _ in range(place.copies_of_a)]
         dense = tuple(_describe_dense(stack, library, place, copy) for copy in place.copies)
+        describe = partial(create, stack, library, "cusparseCreateCsr", "cusparseDestroySpMat")
         variants: dict[str, Callable[[int], None]] = {}
         for name, algorithm in ALGORITHMS.items():
             # Preprocessing makes a descriptor of A the property of its buffer: one of each for every algorithm.
-            a = tuple(_describe_csr(stack, library, csr) for csr in copies_of_a)
+            a = tuple(describe(*csr) for csr in copies_of_a)
             call = _Call(library, handle, a, dense, algorithm, ctypes.c_float(1.0), ctypes.c_float(0.0))
             try:
                 variants[name] = _ready(stack, place, call)
@@ -146,7 +135,8 @@ def prepare(place: LibraryTask, open_library: Callable[[], Library] = open_libra
         place.driver.synchronize()
         # What is on the stream still reads what leaving the stack frees.
         stack.callback(place.driver.synchronize)
-        yield Variants(f"cuSPARSE {_version(library, handle)} ({file_name(library.path)})", variants)
+        version = version_of(library, "cusparseGetVersion", handle, 1000)  # 12603 is 12.6.3
+        yield Variants(f"cuSPARSE {version} ({file_name(library.path)})", variants)
 
 
 def _ready(stack: ExitStack, place: LibraryTask, call: _Call) -> Callable[[int], None]:
@@ -163,19 +153,13 @@ def _refuse(fault: LibraryFault, _copy: int) -> None:
     raise fault
 
 
-def _place_csr(stack: ExitStack, place: LibraryTask) -> _Csr:
+def _place_csr(stack: ExitStack, place: LibraryTask) -> tuple[int, ...]:
+    """Copy A to the GPU, with 32-bit offsets and indices; return what describes it."""
     matrix, driver = place.matrix, place.driver
-    offsets = place_array(stack, driver, matrix.indptr.astype(np.int32))
-    indices = place_array(stack, driver, matrix.indices)
-    values = place_array(stack, driver, place.dtype.to_storage(matrix.data))
-    real = REAL[place.dtype.storage]
-    return _Csr(matrix.m, matrix.k, matrix.nnz, offsets, indices, values, real)
-
-
-def _describe_csr(stack: ExitStack, library: Library, csr: _Csr) -> Pointer:
-    sizes, addresses = (csr.rows, csr.cols, csr.nnz), (csr.offsets, csr.indices, csr.values)
-    kinds = (INDEX_32I, INDEX_32I, BASE_ZERO, csr.real)
-    return create(stack, library, "cusparseCreateCsr", "cusparseDestroySpMat", *sizes, *addresses, *kinds)
+    arrays = matrix.indptr.astype(np.int32), matrix.indices, place.dtype.to_storage(matrix.data)
+    addresses = (place_array(stack, driver, array) for array in arrays)
+    kinds = (INDEX_32I, INDEX_32I, BASE_ZERO, REAL[place.dtype.storage])
+    return matrix.m, matrix.k, matrix.nnz, *addresses, *kinds
 
 
 def _describe_dense(stack: ExitStack, library: Library, place: LibraryTask, copy: Buffers) -> tuple[Pointer, Pointer]:
@@ -183,10 +167,3 @@ def _describe_dense(stack: ExitStack, library: Library, place: LibraryTask, copy
     describe = partial(create, stack, library, "cusparseCreateDnMat", "cusparseDestroyDnMat")
     b = describe(place.matrix.k, n, n, copy.b, real, ORDER_ROW)
     return b, describe(place.matrix.m, n, n, copy.c, real, ORDER_ROW)
-
-
-def _version(library: Library, handle: Pointer) -> str:
-    """Return the version as cusparse.h counts it: 12603 is 12.6.3."""
-    number = ctypes.c_int()
-    library.call("cusparseGetVersion", handle, ctypes.byref(number))
-    return f"{number.value // 1000}.{number.value // 100 % 10}.{number.value % 100}"

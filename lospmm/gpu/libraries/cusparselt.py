@@ -31,6 +31,7 @@ from lospmm.gpu.libraries.library import (
     load,
     named_by,
     reserve,
+    version_of,
 )
 from lospmm.matrix.csr import SparseMatrix
 
@@ -132,7 +133,8 @@ def prepare(place: LibraryTask, open_library: Callable[[], Library] = open_libra
         enqueue = partial(multiply, "cusparseLtMatmul", reserve(stack, place.driver, size.value))
         place.driver.synchronize()
         stack.callback(place.driver.synchronize)
-        title = f"cuSPARSELt {_version(library, handle)} ({file_name(library.path)})"
+        version = version_of(library, "cusparseLtGetVersion", handle, 1_000_000)  # 800 is 0.8.0, 1000 is 0.10.0
+        title = f"cuSPARSELt {version} ({file_name(library.path)})"
         is_exact = pruned.nnz == place.matrix.nnz
         yield Variants(title, {EXACT if is_exact else PRUNED: enqueue}, None if is_exact else pruned)
 
@@ -172,10 +174,3 @@ def prune(matrix: SparseMatrix) -> SparseMatrix:
     kept = larger < 2
     before = np.concatenate(([0], np.cumsum(kept)))
     return SparseMatrix(matrix.m, matrix.k, before[matrix.indptr], matrix.indices[kept], matrix.data[kept])
-
-
-def _version(library: Library, handle: "ctypes.Array[ctypes.c_uint64]") -> str:
-    """Return the version as cusparseLt.h counts it: 800 is 0.8.0, 1000 is 0.10.0."""
-    number = ctypes.c_int()
-    library.call("cusparseLtGetVersion", handle, ctypes.byref(number))
-    return f"{number.value // 1_000_000}.{number.value // 100 % 10_000}.{number.value % 100}"

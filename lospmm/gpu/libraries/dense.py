@@ -18,10 +18,10 @@ from lospmm.gpu.libraries.cublas import (
     GEMM_DEFAULT,
     MAX_DENSE_BYTES,
     OP_N,
-    PIECE_BYTES,
+    place_dense,
 )
 from lospmm.gpu.libraries.cublas import open_library as open_cublas
-from lospmm.gpu.libraries.library import REAL, WORKSPACE_BYTES, Library, LibraryFault, create, reserve
+from lospmm.gpu.libraries.library import REAL, WORKSPACE_BYTES, Library, LibraryFault, LibraryTask, create, reserve
 from lospmm.gpu.protocol import Driver
 from lospmm.matrix.csr import SparseMatrix
 from lospmm.problem.dtype import Dtype
@@ -63,10 +63,10 @@ class CublasKernel:
                 self._library = open_library()
                 self._handle = create(stack, self._library, "cublasCreate_v2", "cublasDestroy_v2")
                 self._library.call("cublasSetMathMode", self._handle, DEFAULT_MATH)
+                self._workspace = reserve(stack, driver, WORKSPACE_BYTES)
+                (self._a,) = place_dense(stack, LibraryTask(driver, matrix, n, (), dtype=dtype))
             except LibraryFault as fault:
                 raise GpuFault(str(fault)) from None
-            self._workspace = reserve(stack, driver, WORKSPACE_BYTES)
-            self._a = _place(stack, driver, matrix, dtype)
             self._held = stack.pop_all()
 
     def __call__(self, stream: int, b: int, c: int, residual: int = 0) -> bool:
@@ -91,14 +91,3 @@ class CublasKernel:
     def unload(self) -> None:
         """Free A and the library's handle, once nothing multiplies any more."""
         self._held.close()
-
-
-def _place(stack: ExitStack, driver: Driver, matrix: SparseMatrix, dtype: Dtype) -> int:
-    """Write A (m, k), row-major with its zeros, to the GPU piece by piece; return its address."""
-    row_bytes = dtype.element_bytes * matrix.k
-    address = reserve(stack, driver, row_bytes * matrix.m)
-    step = max(1, PIECE_BYTES // row_bytes)
-    for start in range(0, matrix.m, step):
-        piece = dtype.to_storage(matrix.dense_rows(start, min(start + step, matrix.m)))
-        driver.upload(address + row_bytes * start, piece)
-    return address

@@ -166,3 +166,10 @@ def place_array(stack: ExitStack, driver: Driver, array: NDArray[Any]) -> int:
 def file_name(path: str) -> str:
     """Return the file name of a library."""
     return Path(path).name
+
+
+def version_of(library: Library, function: str, handle: object, major: int) -> str:
+    """Return a library's version, a number of ``major`` for its first part and 100 for the second, as in "13.0.2"."""
+    number = ctypes.c_int()
+    library.call(function, handle, ctypes.byref(number))
+    return f"{number.value // major}.{number.value % major // 100}.{number.value % 100}"
