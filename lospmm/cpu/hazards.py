@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from lospmm.codegen.sass import half, narrow
 from lospmm.codegen.sass.fetch import LEPC_LATENCY
-from lospmm.codegen.sass.form import FORM, NO_BARRIER, PT, RZ, Opcode
+from lospmm.codegen.sass.form import NO_BARRIER, PT, RZ, Instruction, Opcode
 
 #: From a test of bits to an instruction that its predicate guards, as ptxas 13.0 sets them.
 PREDICATE_CYCLES = 13
@@ -71,32 +71,6 @@ HARDWARE_REGISTERS = 2
 
 class Hazard(Exception):
     """The reason why an instruction is not reliable."""
-
-
-class Instruction(NamedTuple):
-    """A row of FORM as a value, field by field."""
-
-    op: int
-    rd: int
-    ra: int
-    rb: int
-    rc: int
-    ur: int
-    bytes: int
-    carry: int
-    immediate: int
-    offset: int
-    predicate: int
-    predicate_negated: int
-    stall: int
-    yields: int
-    write_barrier: int
-    read_barrier: int
-    wait: int
-    reuse: int
-
-
-assert Instruction._fields == FORM.names
 
 
 def instructions(form: NDArray[np.void]) -> list[Instruction]:

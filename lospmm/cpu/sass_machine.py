@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 
 from lospmm.codegen.emission import Emission
 from lospmm.codegen.sass.fields import Generation, encode
-from lospmm.codegen.sass.form import PT, Opcode
+from lospmm.codegen.sass.form import PT, Instruction, Opcode
 from lospmm.codegen.sass.generations import generation_of
 from lospmm.codegen.sass.listing import BYTES_PER_INSTRUCTION, text
 from lospmm.codegen.sass.machine import MachineCode
 from lospmm.cpu.fault import SassFault
 from lospmm.cpu.geometry import Geometry
-from lospmm.cpu.hazards import Hazard, Hazards, Instruction, instructions
+from lospmm.cpu.hazards import Hazard, Hazards, instructions
 from lospmm.cpu.sass_arithmetic import ARITHMETIC, multiply_add_where
 from lospmm.cpu.sass_memory import MEMORY, load_where
 from lospmm.cpu.warp import Warp, warps_at_entry

@@ -9,6 +9,7 @@ Microbenchmarking" (2018), section 2.1.
 
 from collections.abc import Sequence
 from enum import IntEnum
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,29 +54,32 @@ RZ = 255
 PT = 7  # the predicate that is always true
 NO_BARRIER = 7
 
-#: One instruction; 24 bytes.
-FORM = np.dtype(
-    [
-        ("op", "u1"),
-        ("rd", "u1"),
-        ("ra", "u1"),
-        ("rb", "u1"),
-        ("rc", "u1"),
-        ("ur", "u1"),  # uniform register
-        ("bytes", "u1"),  # 2, 4, 8 or 16 of a load or store: 2 are the lower half of a register, the upper is zero
-        ("carry", "u1"),  # predicate that a carry goes to or comes from
-        ("immediate", "<u4"),
-        ("offset", "<i4"),  # bytes: 24 bits with a sign of a load or store; a branch's distance
-        ("predicate", "u1"),  # the instruction runs where this predicate is true ...
-        ("predicate_negated", "u1"),  # ... or, with 1, where it is false
-        ("stall", "u1"),  # cycles before the warp's next instruction may issue: 1 to 11; with yields 0 to 15
-        ("yields", "u1"),  # 1: the scheduler is asked to turn to another warp; bit 109, which is 0 then
-        ("write_barrier", "u1"),  # scoreboard that falls when rd is written, 0 to 5; 7: none
-        ("read_barrier", "u1"),  # scoreboard that falls when the operands were read, 0 to 5; 7: none
-        ("wait", "u1"),  # mask of the scoreboards that must be down before issue
-        ("reuse", "u1"),  # operands kept in the reuse cache: bit 0 ra, bit 1 rb, bit 2 rc; not with yields
-    ]
-)
+
+class Instruction(NamedTuple):
+    """One instruction, field by field."""
+
+    op: int
+    rd: int
+    ra: int
+    rb: int
+    rc: int
+    ur: int  # uniform register
+    bytes: int  # 2, 4, 8 or 16 of a load or store: 2 are the lower half of a register, the upper is zero
+    carry: int  # predicate that a carry goes to or comes from
+    immediate: int
+    offset: int  # bytes: 24 bits with a sign of a load or store; a branch's distance
+    predicate: int  # the instruction runs where this predicate is true ...
+    predicate_negated: int  # ... or, with 1, where it is false
+    stall: int  # cycles before the warp's next instruction may issue: 1 to 11; with yields 0 to 15
+    yields: int  # 1: the scheduler is asked to turn to another warp; bit 109, which is 0 then
+    write_barrier: int  # scoreboard that falls when rd is written, 0 to 5; 7: none
+    read_barrier: int  # scoreboard that falls when the operands were read, 0 to 5; 7: none
+    wait: int  # mask of the scoreboards that must be down before issue
+    reuse: int  # operands kept in the reuse cache: bit 0 ra, bit 1 rb, bit 2 rc; not with yields
+
+
+#: Instructions as rows, of 24 bytes each.
+FORM = np.dtype([(name, {"immediate": "<u4", "offset": "<i4"}.get(name, "u1")) for name in Instruction._fields])
 
 _BLANK = np.zeros((), FORM)
 for _field, _value in {
