@@ -9,10 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lospmm.codegen.emission import Emission
-from lospmm.cpu.geometry import B_ADDRESS, C_ADDRESS, RESIDUAL_ADDRESS, Geometry, refusal, stray_access
+from lospmm.cpu.geometry import B_ADDRESS, C_ADDRESS, RESIDUAL_ADDRESS, Geometry, Run, refusal, stray_access
 from lospmm.errors import VerificationFailed
 from lospmm.settings import settings
-from lospmm.stages import Count, uncounted
 from lospmm.store import Store
 from lospmm.toolchain import lifetime
 from lospmm.toolchain.gxx import compile_shared_library
@@ -29,23 +28,17 @@ _STRAY = re.compile(r"stray (\d+) ([BCR]) (-?\d+) (\d+)")
 _OPERANDS = {"R": "the residual"}
 
 
-def execute(
-    emission: Emission,
-    geometry: Geometry,
-    columns: NDArray[np.int64],
-    b: NDArray[np.float32],
-    residual: NDArray[np.float32] | None = None,
-    progress: Count = uncounted,
-) -> NDArray[np.float32]:
+def execute(emission: Emission, asked: Run) -> NDArray[np.float32]:
     """Run CUDA C++, as a row of ``RUNTIMES``. Raises VerificationFailed; ToolchainFault if g++ fails."""
     header = (_HERE / "shim.h").read_text()
     library = compile_shared_library(emission.source, header=header, store=Store(settings().cache_dir))
-    numbers = [str(number) for number in (B_ADDRESS, C_ADDRESS, RESIDUAL_ADDRESS, *_sizes(geometry))]
-    c = np.full((geometry.m, len(columns)), np.nan, dtype=np.float32)
+    numbers = [str(number) for number in (B_ADDRESS, C_ADDRESS, RESIDUAL_ADDRESS, *_sizes(asked.geometry))]
+    c = np.full((asked.geometry.m, len(asked.columns)), np.nan, dtype=np.float32)
     with lifetime.temporary_directory() as directory:
-        arrays: dict[str, NDArray[Any]] = {"columns": columns.astype(np.int64), "b": b.astype(np.float32), "c": c}
-        if residual is not None:
-            arrays["residual"] = residual.astype(np.float32)
+        arrays: dict[str, NDArray[Any]] = {"columns": asked.columns.astype(np.int64), "c": c}
+        arrays["b"] = asked.b.astype(np.float32)
+        if asked.residual is not None:
+            arrays["residual"] = asked.residual.astype(np.float32)
         for name, array in arrays.items():
             (directory / name).write_bytes(array.tobytes())
         (directory / "kernel.so").write_bytes(library)
@@ -57,7 +50,7 @@ def execute(
             emission.entry,
             *numbers,
         )
-        finished = run(command, cwd=directory, limits=RUN_LIMITS, watch=lambda dots: progress(dots, HUNDREDTHS))
+        finished = run(command, cwd=directory, limits=RUN_LIMITS, watch=lambda dots: asked.progress(dots, HUNDREDTHS))
         if finished.failure is not None:
             raise _failed(emission, finished)
         return np.fromfile(directory / "c", dtype=np.float32).reshape(c.shape)

@@ -17,6 +17,7 @@ from lospmm.errors import VerificationFailed
 from lospmm.problem.convolution import Convolution, column_elements, output_elements, rows_at
 from lospmm.problem.dtype import FLOAT32, Dtype
 from lospmm.problem.lanes import SINGLE, Lanes
+from lospmm.stages import Count
 
 #: Beyond what any processor maps, and further apart than any B is long.
 B_ADDRESS = 1 << 60
@@ -98,6 +99,17 @@ def _rows(offset: NDArray[np.uint64], row_bytes: int, rows: int) -> NDArray[np.i
     row, rest = np.divmod(offset, np.uint64(row_bytes))
     is_row = (rest == 0) & (row < rows)
     return np.where(is_row, np.where(is_row, row, 0).astype(np.int64), -1)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Run:
+    """What a row of ``lospmm.cpu.RUNTIMES`` computes of a kernel, and of what."""
+
+    geometry: Geometry
+    columns: NDArray[np.int64]  # distinct
+    b: NDArray[np.float32]  # (k, columns)
+    residual: NDArray[np.float32] | None  # (m, columns)
+    progress: Count  # called with the parts of the kernel that have run: tiles, or hundredths
 
 
 def geometry_of(program: KernelProgram, *, cols: int) -> Geometry:

@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lospmm.codegen.emission import Emission
-from lospmm.cpu.geometry import B_ADDRESS, C_ADDRESS, RESIDUAL_ADDRESS, Geometry, refusal, stray_access
+from lospmm.cpu.geometry import B_ADDRESS, C_ADDRESS, RESIDUAL_ADDRESS, Geometry, Run, refusal, stray_access
 from lospmm.cpu.ptx_text import Address, PtxError, PtxFunction, parse
 from lospmm.cpu.rounding import fused_multiply_add
-from lospmm.stages import Count, uncounted
+from lospmm.stages import Count
 
 #: One element per thread: uint32, uint64, float32 or bool.
 Vector = NDArray[Any]
@@ -76,21 +76,14 @@ class _Group:
         return self.parameters, self.registers, self.arguments
 
 
-def execute(
-    emission: Emission,
-    geometry: Geometry,
-    columns: NDArray[np.int64],
-    b: NDArray[np.float32],
-    residual: NDArray[np.float32] | None = None,
-    progress: Count = uncounted,
-) -> NDArray[np.float32]:
+def execute(emission: Emission, asked: Run) -> NDArray[np.float32]:
     """Run PTX, as a row of ``RUNTIMES``. Raises VerificationFailed."""
-    c = np.full((geometry.m, len(columns)), np.nan, dtype=np.float32)
+    c = np.full((asked.geometry.m, len(asked.columns)), np.nan, dtype=np.float32)
     try:
         functions = parse(emission.source, KINDS)
-        third = None if residual is None else _PtxOperand("the residual", RESIDUAL_ADDRESS, residual)
-        operands = _PtxOperand("B", B_ADDRESS, b), _PtxOperand("C", C_ADDRESS, c), third
-        machine = _Machine(functions, geometry, columns, *operands, progress)
+        third = None if asked.residual is None else _PtxOperand("the residual", RESIDUAL_ADDRESS, asked.residual)
+        operands = _PtxOperand("B", B_ADDRESS, asked.b), _PtxOperand("C", C_ADDRESS, c), third
+        machine = _Machine(functions, asked.geometry, asked.columns, *operands, asked.progress)
         # A sum beyond float32 is infinite, on a GPU as here; it is not worth a warning.
         with np.errstate(over="ignore", invalid="ignore"):
             _run(_launch(machine, emission.entry), start=0)

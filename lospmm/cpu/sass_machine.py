@@ -21,7 +21,7 @@ from lospmm.codegen.sass.generations import generation_of
 from lospmm.codegen.sass.listing import BYTES_PER_INSTRUCTION, text
 from lospmm.codegen.sass.machine import MachineCode
 from lospmm.cpu.fault import SassFault
-from lospmm.cpu.geometry import Geometry
+from lospmm.cpu.geometry import Geometry, Run
 from lospmm.cpu.hazards import Hazard, Hazards, instructions
 from lospmm.cpu.sass_arithmetic import ARITHMETIC, multiply_add_where
 from lospmm.cpu.sass_memory import MEMORY, load_where
@@ -90,17 +90,10 @@ def _threads_of(geometry: Geometry, columns: NDArray[np.int64]) -> tuple[NDArray
     return first[whole], order[np.searchsorted(columns, own, sorter=order)]
 
 
-def execute_emission(
-    emission: Emission,
-    geometry: Geometry,
-    columns: NDArray[np.int64],
-    b: NDArray[np.float32],
-    residual: NDArray[np.float32] | None = None,
-    progress: Count = uncounted,
-) -> NDArray[np.float32]:
+def execute_emission(emission: Emission, asked: Run) -> NDArray[np.float32]:
     """Run an emission of machine code, as a row of ``RUNTIMES``. Raises as ``execute``."""
     assert emission.machine is not None, "an emission in this language holds machine code"
-    return execute(emission.machine, geometry, columns, b, residual, progress)
+    return execute(emission.machine, asked.geometry, asked.columns, asked.b, asked.residual, asked.progress)
 
 
 def _check_descriptors(code: MachineCode, generation: Generation) -> None:
