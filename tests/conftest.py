@@ -15,10 +15,10 @@ from lospmm.toolchain import discover
 # Read when NumPy and SciPy are imported: threads of BLAS wait busily for the cores that other tests run on.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-# Machines are shared: how long an example takes is no test.
-hypothesis.settings.register_profile("here", deadline=None)
+# Machines are shared: how long an example takes is no test. Where more than 40 are needed, the test says how many.
+hypothesis.settings.register_profile("here", deadline=None, max_examples=40)
 # A change that fails in CI fails for whoever looks at it; new examples are for those who can follow them up.
-hypothesis.settings.register_profile("ci", deadline=None, derandomize=True)
+hypothesis.settings.register_profile("ci", parent=hypothesis.settings.get_profile("here"), derandomize=True)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "here")
 
 

@@ -170,12 +170,13 @@ def test_plans_fit(dtype: str, m: int, k: int, n: int) -> None:
 @BOTH
 def test_every_plan_keeps_products_on_their_way(tmp_path: Path, dtype: str) -> None:
     """Nothing is spilled, and no product waits for the one before: ptxas has them do so where registers are short. Of
-    plans that leave it few."""
+    plans that leave it few, the deepest of each tile."""
     problem = problem_of(pruned(2048, 64, 0.5, seed=8), 4096, dtype)
     cubin = tmp_path / "kernel.cubin"
     tight = [plan for plan in plans(problem) if _slack(plan, problem) < (32 if dtype == "tf32" else 16)]
-    assert len(tight) >= 4
-    for plan in tight:
+    of_tiles = {(plan.rows, plan.groups): plan for plan in tight}.values()
+    assert len(of_tiles) >= 4
+    for plan in of_tiles:
         kernel = pack_plan(problem, plan)
         binary = binary_of(kernel)
         assert (binary.spill_bytes, binary.stack_bytes) == (0, 0), plan

@@ -1,4 +1,4 @@
-"""ResNet-50, BERT-base, MobileNetV2 and a decoder, layer by layer, by the command, the service and ``sparsify_``."""
+"""BERT-base, MobileNetV2 and a decoder, layer by layer, by the command, the service and ``sparsify_``."""
 
 import copy
 import json
@@ -86,10 +86,8 @@ def test_a_decoder_for_several_columns(asked: Callable[..., list[str]], tmp_path
 @pytest.mark.parametrize(
     ("network", "tuned", "kernels", "dense"),
     [
-        ("ResNet-50", 54, 24, {}),
         ("BERT-base", 72, 3, {EMBEDDING: 3}),
         ("MobileNetV2", 36, 21, {DEPTHWISE: 17}),
-        ("SmolLM2-135M", 210, 4, {EMBEDDING: 1}),
     ],
 )
 def test_a_network(
