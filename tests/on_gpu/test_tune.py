@@ -82,7 +82,10 @@ def test_a_search_by_proxies(
     assert any(line["final_micros"] for line in log), "the kernels of some were timed"
 
 
-def test_a_budget_bounds_the_timing(tmp_path: Path, weights: np.ndarray, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_budget_bounds_the_timing(
+    tmp_path: Path, weights: np.ndarray, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lospmm.tuning.budget.LEAST_SEARCH_SECONDS", 0.0)
     assert tune(tmp_path, weights, "--budget", "0.001", "--json", "--quiet") == 0
     manifest = json.loads(capsys.readouterr().out)
     assert manifest["search"]["measured"] == 1

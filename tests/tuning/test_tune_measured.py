@@ -188,7 +188,8 @@ def test_each_alone(store: Store, measured: str, verify: str) -> None:
 
 
 @pytest.mark.usefixtures("on_the_machine")
-def test_a_budget_ends_the_search(store: Store) -> None:
+def test_a_budget_ends_the_search(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lospmm.tuning.budget.LEAST_SEARCH_SECONDS", 0.0)
     made = tuned(store, budget_seconds=1e-9)
     manifest = made.manifest
     assert manifest["search"]["measured"] == 1
