@@ -173,7 +173,7 @@ def soak(seconds: float, shelved: int = 0) -> Record:
         with _sampled(at.process) as samples:
             asyncio.run(siege.run(disk, max(20.0, seconds / 20)))
         answers = json.loads(sound.stdout.read())
-        failed = sum(_failed(at, key) for key in at.keys)
+        failed = _failures(at)
     windows = [_window(samples, answers, began, seconds / WINDOWS, number) for number in range(WINDOWS)]
     seen: dict[str, dict[str, int]] = {}
     for (attack, what), number in sorted(siege.seen.items()):
@@ -184,7 +184,8 @@ def soak(seconds: float, shelved: int = 0) -> Record:
         "disk": "full now and then" if disk else "skipped: this user may mount none",
         **figures([(status, delay) for _, status, delay in answers], seconds),
         "server_errors": sum(number for (_, what), number in siege.seen.items() if what[0] == "5" and what != "503"),
-        "failed_jobs": failed,
+        "failed_jobs": len(failed),
+        "failures": sorted(set(failed)),
         "rises": {name: round(rise(windows, name), 1) for name in (*MOST, *MOST_TIMES)},
         "seen": seen,
         "windows": windows,
@@ -231,12 +232,12 @@ def _window(
     return {"second": round(number * long), **middle, **figures(served, long)}
 
 
-def _failed(at: Site, key: str) -> int:
-    """How many jobs have failed, once all have ended."""
-    with client_at(at.port, Authorization=f"Bearer {at.keys[key]}") as client:
+def _failures(at: Site) -> list[str]:
+    """Why jobs have failed, once all have ended; a key without a team sees those of all keys."""
+    with client_at(at.port, Authorization=f"Bearer {at.keys['small']}") as client:
         for state in ("queued", "running"):
             wait_until(lambda state=state: not client.get("/v1/jobs", params={"state": state}).json()["jobs"], 600.0)
-        return len(client.get("/v1/jobs", params={"state": "failed"}).json()["jobs"])
+        return [job["error"]["detail"] for job in client.get("/v1/jobs", params={"state": "failed"}).json()["jobs"]]
 
 
 def main() -> None:
