@@ -227,7 +227,7 @@ def _window(
 ) -> Record:
     start = began + number * long
     now = [sample for sample in samples if start <= sample["at"] < start + long]
-    served = [(status, delay) for at, status, delay in answers if start <= at < start + long]
+    served = [(status, delay) for at, status, delay in answers if at < start + long and start <= at + delay]
     middle = {name: round(statistics.median(sample[name] for sample in now)) for name in MOST}
     return {"second": round(number * long), **middle, **figures(served, long)}
 
