@@ -6,8 +6,8 @@ fits the corrections of ``lospmm_rank.predict.corrections`` to the first plans o
 cuBLAS alone (``fitting.dense_times``), and writes them into its weights. It prints, and writes beside them, how the
 choice by corrected forecasts compares with the fastest of everything that was timed; each problem is judged by
 corrections that have seen no problem of its shape. Shapes are dealt to folds in several ways; a figure is the mean of
-them, and ``least`` that of the worst deal. A GPU of few times learns from the LENDER's too (``lent_to``); how its
-choices are by the LENDER's corrections alone, as those of a GPU that nobody timed, is told as well.
+them, and ``least`` that of the worst deal. A GPU with few times is fitted to the reference GPU's too
+(``from_reference``); its choices by the reference GPU's corrections alone, as if nobody had timed it, are printed too.
 """
 
 import argparse
@@ -62,7 +62,7 @@ FOLDS = 10
 DEALS = 6
 
 #: The GPU with times of all sets of problems. Another's lines are in a folder of its name.
-LENDER = DEVICES["h200"]
+REFERENCE = DEVICES["h200"]
 
 #: Times of unrolled kernels chosen without timing; of cuBLAS alone; of unrolled kernels of up to 4 million nonzeros.
 UNTIMED_LINES = DATA / "untimed.jsonl.gz"
@@ -116,18 +116,18 @@ class Tried(NamedTuple):
 def records_of(device: DeviceSpec) -> list[Record]:
     """Return the lines of a GPU."""
     results = ROOT / "benchmarks" / "results"
-    lines = read_results((results if device == LENDER else results / device.name) / RESULTS_NAME).values()
+    lines = read_results((results if device == REFERENCE else results / device.name) / RESULTS_NAME).values()
     return [line for line in lines if line["machine"]["device"] == device.name and line.get("traits")]
 
 
-def lent_to(records: Sequence[Record]) -> list[Record]:
-    """Return the LENDER's lines of problems that another GPU's ``records`` lack.
+def from_reference(records: Sequence[Record]) -> list[Record]:
+    """Return the reference GPU's lines of problems that another GPU's ``records`` lack.
 
-    Of the others, those of unrolled kernels: the models that choose these in TF32 and 16 bits are the LENDER's.
+    Of the others, those of unrolled kernels: the models that choose these in TF32 and 16 bits are the reference GPU's.
     """
-    own = {key(record | {"machine": {"device": LENDER.name}}) for record in records}
+    own = {key(record | {"machine": {"device": REFERENCE.name}}) for record in records}
     found = []
-    for line in records_of(LENDER):
+    for line in records_of(REFERENCE):
         unrolled = {name: told for name, told in line["families"].items() if name == UNROLLED}
         found.append(line | {"families": unrolled, "baselines": {}} if key(line) in own else line)
     return found
@@ -254,16 +254,16 @@ def corrections(
     return found
 
 
-def lessons_of(device: DeviceSpec) -> list[Record]:
+def training_records(device: DeviceSpec) -> list[Record]:
     """Return the lines that a GPU's corrections are fitted to."""
     records = records_of(device)
-    return records if device == LENDER else [*records, *lent_to(records)]
+    return records if device == REFERENCE else [*records, *from_reference(records)]
 
 
 def fitted_for(device: DeviceSpec) -> dict[str, Correction]:
     """Return the corrections that are shipped for a GPU."""
-    large = large_of(device) or large_of(LENDER)
-    return corrections(chosen_untimed(lessons_of(device), 0), dense_alone(device), large)
+    large = large_of(device) or large_of(REFERENCE)
+    return corrections(chosen_untimed(training_records(device), 0), dense_alone(device), large)
 
 
 def _numbers(name: str, traits: Traits, plan: Tried, axes: Sequence[str]) -> NDArray[np.float64]:
@@ -279,21 +279,21 @@ def dealt(shapes: Sequence[tuple[int, int, int]], deal: int) -> dict[tuple[int, 
 
 def losses(
     records: Sequence[Record],
-    lessons: Sequence[Record] = (),
+    training: Sequence[Record] = (),
     dense: Sequence[tuple[Traits, Tried]] = (),
     *,
     deal: int | None = None,
 ) -> NDArray[np.float64]:
     """Return how much slower each problem's choice is than the fastest, (problems,).
 
-    Corrections are fitted to ``lessons`` and ``dense`` but those of the same m, k and n. ``deal`` draws the folds;
+    Corrections are fitted to ``training`` and ``dense`` but those of the same m, k and n. ``deal`` draws the folds;
     None: nothing is corrected.
     """
     fold_of = dealt(sorted({_shape(record) for record in records}), deal or 0)
-    records, lessons = chosen_untimed(records, deal), chosen_untimed(lessons, deal)
+    records, training = chosen_untimed(records, deal), chosen_untimed(training, deal)
     found = np.zeros(len(records))
     for fold in range(FOLDS):
-        seen = [record for record in lessons if fold_of.get(_shape(record)) != fold]
+        seen = [record for record in training if fold_of.get(_shape(record)) != fold]
         others = [one for one in dense if fold_of.get((one[0].m, one[0].k, one[0].n)) != fold]
         table = {} if deal is None else corrections(seen, others)
         for at, record in enumerate(records):
@@ -344,11 +344,11 @@ def _forecasts(name: str, record: Record, plans: Sequence[Tried], one: Correctio
 
 def report(device: DeviceSpec, deals: int = DEALS) -> dict[str, Any]:
     """Return the quality of the choice on a GPU, over all problems and by set and type."""
-    records, lessons = records_of(device), {"corrected": (lessons_of(device), dense_alone(device))}
-    if device != LENDER:
-        lessons[f"corrected as of {LENDER.name}"] = records_of(LENDER), dense_alone(LENDER)
+    records, training = records_of(device), {"corrected": (training_records(device), dense_alone(device))}
+    if device != REFERENCE:
+        training[f"corrected as of {REFERENCE.name}"] = records_of(REFERENCE), dense_alone(REFERENCE)
     judged = {"forecasts alone": [losses(records)]}
-    judged |= {title: [losses(records, *own, deal=deal) for deal in range(deals)] for title, own in lessons.items()}
+    judged |= {title: [losses(records, *own, deal=deal) for deal in range(deals)] for title, own in training.items()}
     kinds = [f"{record['set']}, {record['dtype']}" for record in records]
     found: dict[str, Any] = {"problems": {"all": len(records), **dict(sorted(Counter(kinds).items()))}}
     for title, lost in judged.items():
@@ -370,7 +370,7 @@ def figures(lost: NDArray[np.float64]) -> dict[str, float]:
 def main() -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default=LENDER.name)
+    parser.add_argument("--device", default=REFERENCE.name)
     parser.add_argument("--out", type=Path, default=WEIGHTS)
     arguments = parser.parse_args()
     device = find_device(arguments.device)
