@@ -170,12 +170,15 @@ def _execute(warp: Warp, at: Instruction) -> int | None:
     if at.op == Opcode.EXIT:
         warp.block.leave()
         return None
-    if at.op in OPERATIONS:
+    if at.op not in _WITHOUT_RESULT:
         OPERATIONS[at.op](warp, at)
     return at.offset // BYTES_PER_INSTRUCTION if at.op == Opcode.BRA else 0
 
 
-#: What instructions do; the others only take time, or lead elsewhere.
+#: Instructions that only take time, or lead elsewhere.
+_WITHOUT_RESULT = frozenset((Opcode.NOP, Opcode.BAR_SYNC, Opcode.ERRBAR, Opcode.CGAERRBAR, Opcode.BRA))
+
+#: What the others do.
 OPERATIONS: Mapping[int, Callable[[Warp, Instruction], None]] = MappingProxyType({**ARITHMETIC, **MEMORY})
 
 #: Instructions that some threads often skip, executed without copying the state of the others.
