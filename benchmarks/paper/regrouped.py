@@ -44,7 +44,8 @@ def rows(records: Sequence[Record]) -> list[Row]:
         of_ratio = ([micros[ratio, at, regrouped] / micros[ratio, at, other] for at in over] for ratio in LOAD_RATIOS)
         return ", ".join(f"{geometric_mean(found):.2f}" for found in of_ratio)
 
-    ratios = f"load ratios {', '.join(map(str, LOAD_RATIOS))}{', H100' * (records[0].get('device') == 'h100')}"
+    gpu = ", H100" if records[0].get("device") == "h100" else ""
+    ratios = f"load ratios {', '.join(map(str, LOAD_RATIOS))}{gpu}"
     most = max(SIMILARITIES)
     found = [Row(f"time with Algorithm 1 over that without, R = {most}, {ratios}", "below 1", shares(plain, [most]))]
     if any(method == partitioned for *_, method in micros):

@@ -142,7 +142,7 @@ def load_(model: nn.Module, directory: str | os.PathLike[str], *, emulate: bool 
     every call of their layer, whose weight leaves the GPU unless it is masked or shared. ``emulate`` runs the kernels'
     text for weights on a CPU. A kernel runs as native code: load only folders you trust.
 
-    Raises BadRequest for a folder that neither wrote or that is damaged, and leaves the model as it was.
+    Raises BadRequest for a folder that neither wrote or that is damaged; the model is then unchanged.
     """
     check_model(model)
     folder = path_of(directory)

@@ -59,7 +59,7 @@ def sparsify_(
     network.
 
     A layer that fails stays dense, with the reason in its row. A model that was swapped before is restored first.
-    Raises BadRequest and Unsupported for a request that fits no layer, and leaves the model as it was.
+    Raises BadRequest and Unsupported for a request that fits no layer; the model is then unchanged.
     """
     columns = _checked(model, n, example, min_sparsity, choice, called)
     with ExitStack() as stack:

@@ -54,7 +54,7 @@ def commands(script: str) -> list[list[str]]:
 
 
 def check(words: list[str]) -> None:
-    """Fails where a command is not one that there is, or has an option that there is not."""
+    """Fails for an unknown command or option."""
     while assigned := _ASSIGNMENT.fullmatch(words[0]):
         assert not assigned[1].startswith("LOSPMM_") or assigned[1] in VARIABLES, assigned[1]
         words = words[1:]

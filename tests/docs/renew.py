@@ -1,6 +1,6 @@
 """Writes the parts of the documentation that follow from the code and the results anew: ``python -m tests.docs.renew``.
 
-Those are of pages that users take figures from; a table of a decision stays as it was measured. They stand between
+Those are of pages that users take figures from; a table of a decision is never renewed. They stand between
 ``<!-- begin NAME -->`` and ``<!-- end NAME -->``. What a command prints is not among them: tests run the commands and
 compare.
 """

@@ -1,4 +1,4 @@
-"""The matrix that an artifact keeps: read back as it was, the same bytes always, refused where it is another one."""
+"""The matrix in an artifact: read back unchanged, always the same bytes, and refused if it is another one."""
 
 import io
 from dataclasses import asdict

@@ -35,7 +35,7 @@ class Bottleneck(nn.Module):
 
 
 class Twice(nn.Module):
-    """A convolution that is called twice, and one whose result is also needed as it was."""
+    """A convolution that is called twice, and one whose result is also needed before the ReLU."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""8-bit values of A: within what is promised of each weight, and the nearest that there is."""
+"""8-bit values of A: within the promised error of each weight, and the nearest value."""
 
 import numpy as np
 import pytest

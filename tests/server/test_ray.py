@@ -176,7 +176,7 @@ def test_cancel_kills_the_task_and_its_compilers_and_faults_are_told(
 
 
 def order_of_another_version() -> None:
-    """The job that there is, by a digest that it has not here."""
+    """Queue the only request again, under a digest that this version would not give it."""
     database = new_service().database
     with database.read() as connection:
         request = connection.execute(sa.select(kernels.c.request)).scalar_one()
