@@ -8,8 +8,6 @@ from typing import Any
 import matplotlib.pyplot as plt
 import numpy as np
 
-from lospmm.nn.paired import Turns
-
 Record = dict[str, Any]
 
 #: Panels of the plot in a row: two stay legible in a page's width.
@@ -69,8 +67,8 @@ def speedup(line: Record | None, called: str = "called") -> Speedup | None:
     """
     if line is None or "beside" not in line:
         return None
-    turns = Turns(**line["beside"][called])
-    return Speedup(1 / turns.ratio, turns.error / turns.ratio**2)
+    ratio, noise, rounds = (line["beside"][called][name] for name in ("ratio", "noise", "rounds"))
+    return Speedup(1 / ratio, noise / rounds**0.5 / ratio**2)  # as Turns.error of lospmm.nn.paired, without PyTorch
 
 
 def speedups(lines: Sequence[Record]) -> str:
