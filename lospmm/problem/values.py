@@ -4,9 +4,9 @@ A weight w is stored as the code nearest to w / scale, where scale is the larges
 code. Kernels multiply by the codes, in float16 without rounding, and then the float32 sums by the scale.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache, lru_cache
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -44,6 +44,7 @@ class ValueType:
     rounding: float
     floor: float
     decoded: NDArray[np.float32] = field(repr=False)
+    nearest: Callable[[NDArray[np.float32]], NDArray[np.float32]] = field(repr=False)  # of two as near the even code
 
     def scales(self, matrix: SparseRows) -> NDArray[np.float32]:
         """Return the scale of each row, (m,); 0 of a row of zeros."""
@@ -55,6 +56,11 @@ class ValueType:
         """Return the code of each nonzero: the nearest, of two as near the even one."""
         return _codes(self, matrix)
 
+    def codes_of(self, values: NDArray[np.float32]) -> NDArray[np.uint8]:
+        """Return the codes of numbers that have one, of others that of 0."""
+        found: NDArray[np.uint8] = _code_by_bits(self)[values.astype(np.float16).view(np.uint16)]
+        return found
+
     def held(self, matrix: SparseRows) -> NDArray[np.float32]:
         """Return the weights that the codes stand for."""
         return self.decoded[self.codes(matrix)] * self.scales(matrix)[_rows(matrix)]
@@ -64,14 +70,17 @@ class ValueType:
 def _codes(values: ValueType, matrix: SparseRows) -> NDArray[np.uint8]:
     scale = values.scales(matrix)[_rows(matrix)]
     scaled = np.divide(matrix.data, scale, out=np.zeros_like(matrix.data), where=scale > 0)
-    order = np.argsort(values.decoded, kind="stable")[: np.isfinite(values.decoded).sum()]
-    order = order[np.append(True, np.diff(values.decoded[order]) > 0)]  # one zero
-    known = values.decoded[order].astype(np.float64)
-    above = np.clip(np.searchsorted(known, scaled), 1, len(known) - 1)
-    up, down = known[above] - scaled, scaled - known[above - 1]
-    takes_up = (up < down) | ((up == down) & (order[above] % 2 == 0))
-    codes: NDArray[np.uint8] = order[np.where(takes_up, above, above - 1)].astype(np.uint8)
-    return codes
+    return values.codes_of(values.nearest(scaled))
+
+
+@cache
+def _code_by_bits(values: ValueType) -> NDArray[np.uint8]:
+    """Return the code of each number of float16, by its bits; every code is such a number."""
+    found = np.full(1 << 16, values.zero, dtype=np.uint8)
+    codes = np.flatnonzero(values.decoded)  # of both zeros the code is that of 0
+    codes = codes[np.isfinite(values.decoded[codes])]
+    found[values.decoded[codes].astype(np.float16).view(np.uint16)] = codes
+    return found
 
 
 def _rows(matrix: SparseRows) -> NDArray[np.int64]:
@@ -87,6 +96,13 @@ def _e4m3() -> NDArray[np.float32]:
     return np.where(code < 128, magnitude, -magnitude).astype(np.float32)
 
 
+def _nearest_e4m3(values: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Round to multiples of an eighth of a number's power of two, which is 2^-6 or more."""
+    step = np.ldexp(np.float32(1), np.maximum(np.frexp(values)[1] - 1, -6) - 3)
+    rounded: NDArray[np.float32] = np.rint(values / step) * step
+    return rounded
+
+
 def _int8() -> NDArray[np.float32]:
     """Return code - 128, without -128."""
     found = np.arange(256, dtype=np.float32) - 128
@@ -96,8 +112,8 @@ def _int8() -> NDArray[np.float32]:
 
 VALUE_TYPES: Mapping[str, ValueType] = MappingProxyType(
     {
-        "int8": ValueType("int8", 128, 127.0, 80, 0.0, 0.5 / 127, _int8()),
-        "fp8_e4m3": ValueType("fp8_e4m3", 0, 448.0, 89, 2.0**-4, 2.0**-10 / 448, _e4m3()),
+        "int8": ValueType("int8", 128, 127.0, 80, 0.0, 0.5 / 127, _int8(), np.rint),
+        "fp8_e4m3": ValueType("fp8_e4m3", 0, 448.0, 89, 2.0**-4, 2.0**-10 / 448, _e4m3(), _nearest_e4m3),
     }
 )
 
