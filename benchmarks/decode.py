@@ -8,9 +8,9 @@ Every family is built, checked and timed as by ``benchmarks.families``, in a CUD
 four times the L2 cache. A line of ``decode.jsonl`` has a problem's fastest kernel; of what the file has for this GPU
 nothing is timed again. ``of_roof`` is the time that the least bytes take at the published bandwidth, over the
 kernel's: 16 bits of each nonzero, a bit of each element of A, and B and C. ``bytes`` is the kernel's file, A in it.
-With ``--memory low``, ``decode_low.jsonl`` has kernels that read A alike at every N, and with ``--values int8``,
-``decode_int8.jsonl`` kernels whose A has 8 bits a value.
-Of N from 8 on cuSPARSELt is timed too, on A pruned to 2:4: another product.
+With ``--memory low``, ``decode_low.jsonl`` has kernels that read A alike at every N, and with ``--values TYPE``,
+``decode_TYPE.jsonl`` kernels whose A has 8 bits a value.
+Of other products: from N 8 on cuSPARSELt's, of A pruned to 2:4; with ``--values`` cuBLASLt's, of a B of 8 bits too.
 """
 
 import argparse
@@ -26,7 +26,7 @@ import matplotlib.pyplot as plt
 from benchmarks.families import context_of, key_of, line_of, measure
 from benchmarks.families_build import Prepared, Shortlist
 from benchmarks.families_cases import Case
-from benchmarks.families_table import Record, best_sparse, dense_micros, mean, pruned_micros, read_results
+from benchmarks.families_table import Record, best_sparse, coded_micros, dense_micros, mean, pruned_micros, read_results
 from benchmarks.kernels import ROOT, commit_of
 from lospmm.errors import BadRequest, GpuFault
 from lospmm.gpu.bench import Bench
@@ -112,7 +112,8 @@ def summary(records: Sequence[Record]) -> str:
             for zeros, own in groups([one for one in of_gpu if one["dtype"] == dtype], n).items():
                 share = mean([record["of_roof"] for record in own])
                 means = [f"{share:.2f} of the roof", f"{mean(gains(own)):.2f}x cuBLAS"]
-                means += [f"{mean(pruned):.2f}x cuSPARSELt"] if (pruned := gains(own, pruned_micros)) else []
+                for title_of, of in (("cuSPARSELt", pruned_micros), ("cuBLASLt of 8 bits", coded_micros)):
+                    means += [f"{mean(found):.2f}x {title_of}"] if (found := gains(own, of)) else []
                 shapes = f"({len(own)} shapes: {', '.join(sorted({record['family'] for record in own}))})"
                 lines.append(f"{title}, {dtype}, N {n:>4}, {zeros:.0%} zeros: {', '.join(means)} {shapes}")
     return "\n".join(lines)

@@ -53,7 +53,7 @@ from lospmm.gpu.bench import Bench
 from lospmm.gpu.compare import bound
 from lospmm.gpu.detect import detect_device, own_gpu_id
 from lospmm.gpu.exclusive import exclusive
-from lospmm.gpu.libraries import DENSE_OF, BaselineTime, baselines_of
+from lospmm.gpu.libraries import BASELINES, DENSE_OF, BaselineTime, baselines_of
 from lospmm.gpu.libraries.work import COMMAND, BaselineTask
 from lospmm.gpu.timing import BRIEF, FULL, MAX_COPIES
 from lospmm.problem.device import DeviceSpec
@@ -121,8 +121,9 @@ def time_again(bench: Bench, built: Sequence[Built], by_family: dict[str, Record
 def baselines_for(problem: Problem) -> tuple[str, ...]:
     matrix = problem.matrix
     is_dense_sensible = matrix.m * matrix.k * problem.dtype.element_bytes <= MAX_DENSE_BYTES
-    pruned = [name for name in baselines_of(problem.dtype) if name.startswith("cusparselt")]
-    return ("cusparse", DENSE_OF[problem.dtype.name], *pruned) if is_dense_sensible else ("cusparse",)
+    own = baselines_of(problem.dtype, problem.values)
+    others = [name for name in own if name.startswith("cusparselt") or BASELINES[name].values]
+    return ("cusparse", DENSE_OF[problem.dtype.name], *others) if is_dense_sensible else ("cusparse",)
 
 
 def timed_baseline(bench: Bench, name: str) -> Record:

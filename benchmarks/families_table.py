@@ -70,8 +70,7 @@ def dense_micros(record: Record) -> float | None:
     none."""
     if (best := best_sparse(record)) is not None and BESIDE in record["families"][best[0]]:
         return float(record["families"][best[0]][BESIDE])
-    times = [found.get("micros") for name, found in record["baselines"].items() if name.startswith("cublas")]
-    return times[0] if times else None
+    return first_micros(record, "cublas")
 
 
 def library_micros(record: Record) -> float | None:
@@ -82,8 +81,17 @@ def library_micros(record: Record) -> float | None:
 
 def pruned_micros(record: Record) -> float | None:
     """Of cuSPARSELt, with A pruned to 2:4."""
-    times = [found.get("micros") for name, found in record["baselines"].items() if name.startswith("cusparselt")]
-    return times[0] if times else None
+    return first_micros(record, "cusparselt")
+
+
+def coded_micros(record: Record) -> float | None:
+    """Of cuBLASLt with a dense A and B of 8 bits."""
+    return first_micros(record, "cublas_int8", "cublas_fp8")
+
+
+def first_micros(record: Record, *names: str) -> float | None:
+    """Of the first library whose name begins with one of these."""
+    return next((found.get("micros") for name, found in record["baselines"].items() if name.startswith(names)), None)
 
 
 def winner(record: Record) -> tuple[str, float] | None:

@@ -170,6 +170,8 @@ class Measured:
     sputnik_micros: float | None
     cublas_fp16_micros: float | None = None
     cublas_bf16_micros: float | None = None
+    cublas_int8_micros: float | None = None  # B has 8 bits too: another product
+    cublas_fp8_micros: float | None = None
     cusparselt_fp16_micros: float | None = None
     cusparselt_bf16_micros: float | None = None
     cusparselt_weights: str | None = None  # whether A is 2:4, or was pruned to it: then it is another product
@@ -278,7 +280,8 @@ def parse(content: bytes, where: str) -> dict[str, Any]:
     manifest.setdefault("sums", "float32")
     manifest.setdefault("weights", "dtype")
     if manifest.setdefault("measured", None) is not None:
-        libraries = ("cublas_fp16", "cublas_bf16", "cusparselt_fp16", "cusparselt_bf16")
+        cublas = ("cublas_fp16", "cublas_bf16", "cublas_int8", "cublas_fp8")
+        libraries = (*cublas, "cusparselt_fp16", "cusparselt_bf16")
         for name in (*(f"{library}_micros" for library in libraries), "cusparselt_weights", "driver"):
             manifest["measured"].setdefault(name, None)
         manifest["measured"].setdefault("cache", "cold" if manifest["measured"]["cold"] else "warm")

@@ -105,6 +105,8 @@ class Comparison:
             cublas_tf32_micros=self._micros("cublas_tf32"),
             cublas_fp16_micros=self._micros("cublas_fp16"),
             cublas_bf16_micros=self._micros("cublas_bf16"),
+            cublas_int8_micros=self._micros("cublas_int8"),
+            cublas_fp8_micros=self._micros("cublas_fp8"),
             cusparselt_fp16_micros=self._micros("cusparselt_fp16"),
             cusparselt_bf16_micros=self._micros("cusparselt_bf16"),
             cusparselt_weights=self._best("cusparselt_fp16") or self._best("cusparselt_bf16"),
@@ -148,7 +150,7 @@ def compare(
 
     No baseline takes a convolution; of an epilogue none adds what the kernel adds.
     """
-    taken = () if bench.problem.convolution is not None else baselines_of(bench.problem.dtype)
+    taken = () if bench.problem.convolution is not None else baselines_of(bench.problem.dtype, bench.problem.values)
     names = [name for name in names if name in taken]
     total = len(names) + 3
     progress("compare", 0, total)

@@ -21,6 +21,8 @@ BASELINES: Mapping[str, str] = {
     "cublas_tf32_micros": "cuBLAS, dense, TF32",
     "cublas_fp16_micros": "cuBLAS, dense, fp16",
     "cublas_bf16_micros": "cuBLAS, dense, bf16",
+    "cublas_int8_micros": "cuBLASLt, dense, B in int8",
+    "cublas_fp8_micros": "cuBLASLt, dense, B in fp8",
     "cusparselt_fp16_micros": "cuSPARSELt, 2:4, fp16",
     "cusparselt_bf16_micros": "cuSPARSELt, 2:4, bf16",
     "sputnik_micros": "Sputnik",

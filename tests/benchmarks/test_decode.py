@@ -8,9 +8,11 @@ import matplotlib as mpl
 import pytest
 
 from benchmarks import decode, families_build
+from benchmarks.families import baselines_for
 from benchmarks.families_build import Shortlist
 from lospmm.gpu.bench import Bench
 from lospmm.problem.device import DEVICES
+from lospmm.problem.values import VALUE_TYPES
 from tests.benchmarks.test_families_benchmark import CASE, CONTEXT, record
 
 
@@ -32,6 +34,8 @@ def test_a_line_tells_of_the_fastest_kernel(tmp_path: Path) -> None:
     assert (line["family"], line["bytes"], line["cache"]) == ("csr", size, "streamed")
     assert line["micros"] == line["families"]["csr"]["micros"]
     assert line["baselines"] == {name: {"micros": 100.0} for name in ("cusparse", "cublas_fp16", "cusparselt_fp16")}
+    coded, own = replace(prepared.problem, values=VALUE_TYPES["fp8_e4m3"]), baselines_for(prepared.problem)
+    assert set(baselines_for(coded)) == {*own, "cublas_fp8"}
     least = 2 * line["nnz"] + 64 * 64 / 8 + 2 * 32 * (64 + 64)
     assert line["of_roof"] == round(least / DEVICES["h200"].memory_bandwidth * 1e6 / line["micros"], 3)
 
@@ -45,6 +49,8 @@ def test_the_summary_has_geometric_means(tmp_path: Path, monkeypatch: pytest.Mon
     lines[0]["baselines"] |= {"cusparselt_fp16": {"micros": 12.0}}
     lines[1]["baselines"] |= {"cusparselt_fp16": {"failure": "takes n in multiples of 8"}}
     assert "2.00x cuBLAS, 0.80x cuSPARSELt (2 shapes" in decode.summary(lines)
+    lines[0]["baselines"] |= {"cublas_int8": {"micros": 30.0}}
+    assert "2.00x cuBLAS, 0.80x cuSPARSELt, 2.00x cuBLASLt of 8 bits (2 shapes" in decode.summary(lines)
     monkeypatch.setitem(mpl.rcParams, "backend", "agg")
     decode.plot(lines, tmp_path / "decode.png")
     assert (tmp_path / "decode.png").stat().st_size > 5_000

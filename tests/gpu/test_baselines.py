@@ -5,6 +5,7 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from lospmm.gpu.libraries import (
     cublaslt,
     cusparse,
     cusparselt,
+    eight_bits,
     sputnik,
     time_baseline,
 )
@@ -36,6 +38,7 @@ from lospmm.gpu.timing import Timing
 from lospmm.matrix.csr import SparseMatrix, from_dense
 from lospmm.problem.accuracy import SUM_ROUNDING, weights_held_to
 from lospmm.problem.dtype import DTYPES, FLOAT32, Dtype
+from lospmm.problem.values import VALUE_TYPES
 
 STREAM = 0x7F00_1234_5678  # beyond 32 bits, as addresses are
 
@@ -71,11 +74,17 @@ class HostDriver:
     def synchronize(self) -> None:
         self.waits += 1
 
+    def fill(self, address: int, word: int, count: int) -> None:
+        ctypes.memmove(address, np.full(count, word, dtype=np.uint32).ctypes.data, 4 * count)
+
+    def l2_bytes(self) -> int:
+        return 1000
+
     def unused(self, *_: object) -> Any:
         raise AssertionError("a baseline has no business here")
 
-    device_name = driver_version = l2_bytes = memory_bytes = bus_id = unused
-    load = unload = fill = launch = capture = replay_micros = discard = close = unused
+    device_name = driver_version = memory_bytes = bus_id = unused
+    load = unload = launch = capture = replay_micros = discard = close = unused
 
 
 @pytest.fixture(scope="session")
@@ -210,6 +219,51 @@ def test_every_baseline_computes_the_product(
     assert not problem.driver.blocks  # all device memory was freed,
     assert installed.fake_alive() == before  # and every handle and descriptor destroyed
     assert problem.driver.waits
+
+
+@pytest.mark.parametrize("dtype", [DTYPES["float16"], DTYPES["bfloat16"]], ids=str)
+@pytest.mark.parametrize(("name", "values"), [("cublas_int8", "int8"), ("cublas_fp8", "fp8_e4m3")])
+@pytest.mark.parametrize("n", [1, 24, 48])
+def test_8_bit_products_of_every_padding(installed: ctypes.CDLL, dtype: Dtype, name: str, values: str, n: int) -> None:
+    matrix = drawn(80, 32, 0.3)
+    matrix = replace(matrix, data=weights_held_to(dtype, matrix, VALUE_TYPES[values]))
+    problem = Problem(matrix, n, dtype=dtype, copies=5, copies_of_a=2, is_searched=True)
+    found = problem.run(name)
+    assert (found.failure, found.library) == (None, "cuBLASLt 13.0.2 (libfake.so)")
+    widths = {1: (1, 16, 32), 24: (24, 32), 48: (48,)}[n]
+    titles = {
+        width: "cuBLASLt" if width == n else f"N padded to {width}, cuBLASLt"
+        for width in widths
+        if values != "int8" or width > 16  # of int8 the library takes no less
+    }
+    assert [way.name for way in found.variants] == [f"{one} {at}" for one in titles.values() for at in (1, 2)]
+    assert all((way.max_relative_error == 0) == (values == "int8") for way in found.variants)
+    assert installed.fake_alive() == 0 and not problem.driver.blocks
+
+
+@pytest.mark.parametrize("values", VALUE_TYPES)
+def test_8_bit_codes_are_those_of_the_weights(values: str) -> None:
+    kind, matrix = VALUE_TYPES[values], drawn(40, 300, 0.7)
+    held = replace(matrix, data=kind.held(matrix)).dense_rows(0, 40)
+    found = kind.decoded[eight_bits.storing(kind)(held).astype(int) + kind.zero & 0xFF]
+    assert found[matrix.dense_rows(0, 40) != 0].tolist() == kind.decoded[kind.codes(matrix)].tolist()
+    assert not found[matrix.dense_rows(0, 40) == 0].any()
+
+
+def test_a_wrong_8_bit_product_is_not_timed(installed: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
+    def twice(*own: Any, **named: Any) -> cublaslt.DenseProduct:
+        return cublaslt.DenseProduct(*own, **named)._replace(alpha=ctypes.c_int32(2))
+
+    monkeypatch.setattr(eight_bits, "DenseProduct", twice)
+    problem = Problem(drawn(16, 16, 0.5), 48, dtype=DTYPES["float16"])
+    assert "at most 2e-03 allowed" in str(problem.run("cublas_int8").failure)
+    assert installed.fake_alive() == 0 and not problem.timed
+
+
+@pytest.mark.parametrize(("m", "k"), [(24, 32), (32, 24)])
+def test_shapes_that_8_bits_do_not_take(m: int, k: int) -> None:
+    found = Problem(drawn(m, k, 0.5), 8, dtype=DTYPES["float16"]).run("cublas_fp8")
+    assert found.failure == "takes m and k in multiples of 16"
 
 
 def test_the_better_algorithm_of_cusparse_is_kept_with_its_name(installed: ctypes.CDLL) -> None:

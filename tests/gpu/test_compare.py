@@ -39,6 +39,7 @@ from lospmm.problem.device import DEVICES
 from lospmm.problem.dtype import DTYPES, FLOAT32
 from lospmm.problem.epilogue import Epilogue
 from lospmm.problem.problem import Launch, Problem
+from lospmm.problem.values import VALUE_TYPES
 from lospmm.settings import settings
 from lospmm.toolchain.compile import Compiled
 from tests.artifact.test_artifact import MANIFEST, WHOLE
@@ -219,6 +220,15 @@ def test_libraries_of_the_type_alone_are_timed(name: str) -> None:
     assert kept["advice"] == "dense"
 
 
+def test_codes_are_compared_with_the_product_of_their_own_type() -> None:
+    """Which has another B: faster or not, the advice is as without it."""
+    fake: Any = FakeBench([measured(20.0)] * 3, {one: timed(one, 90.0) for one in BASELINES})
+    fake.baselines["cublas_int8"] = timed("cublas_int8", 15.0)
+    fake.problem = replace(fake.problem, dtype=DTYPES["float16"], values=VALUE_TYPES["int8"])
+    found = compare(fake, KERNEL).measured()
+    assert (found.cublas_int8_micros, found.cublas_fp8_micros, found.advice) == (15.0, None, "sparse")
+
+
 def test_what_the_manifest_keeps() -> None:
     first, faster = timed("cusparse", 120.0, "CSR_ALG2"), timed("cusparse", 90.0, "CSR_ALG3")
     cusparse = replace(first, variants=first.variants + faster.variants)
@@ -235,6 +245,7 @@ def test_what_the_manifest_keeps() -> None:
         "cusparse_alg2_micros": 120.0,
         "cublas_fp32_micros": 80.0,
         **dict.fromkeys(("cublas_tf32_micros", "sputnik_micros", "cublas_fp16_micros", "cublas_bf16_micros")),
+        **dict.fromkeys(("cublas_int8_micros", "cublas_fp8_micros")),
         **dict.fromkeys(("cusparselt_fp16_micros", "cusparselt_bf16_micros", "cusparselt_weights")),
         "advice": "sparse",
         "gpu": "NVIDIA H200",
@@ -364,13 +375,14 @@ def fake_worker(gate_library: Path, fake_libraries: Path, monkeypatch: pytest.Mo
     return (sys.executable, "-P", bench_worker.__file__, str(gate_library), str(fake_libraries))
 
 
-@pytest.mark.parametrize("name", ["float16", "bfloat16"])
-def test_cusparselt_is_held_to_the_matrix_that_it_multiplies(fake_worker: tuple[str, ...], name: str) -> None:
+@pytest.mark.parametrize(("name", "values"), [("float16", "int8"), ("bfloat16", "fp8_e4m3")])
+def test_libraries_are_held_to_what_they_multiply(fake_worker: tuple[str, ...], name: str, values: str) -> None:
     """And the others to A again."""
     dense = np.random.default_rng(3).normal(size=(32, 48)).astype(np.float32)
-    problem = Problem(from_dense(dense), 24, DEVICES["h200"], dtype=DTYPES[name])
+    problem = Problem(from_dense(dense), 24, DEVICES["h200"], dtype=DTYPES[name], values=VALUE_TYPES[values])
+    libraries = baselines_of(problem.dtype, problem.values)
     with Bench(problem, cache="streamed", command=fake_worker) as bench:
-        for library in (*reversed(baselines_of(problem.dtype)), *baselines_of(problem.dtype)):
+        for library in (*reversed(libraries), *libraries):
             found = bench.request(COMMAND, BaselineTask(library, "streamed"))
             assert isinstance(found, BaselineTime)
             assert found.failure is None and found.best is not None

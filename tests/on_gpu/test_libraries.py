@@ -16,6 +16,7 @@ from lospmm.gpu.libraries.work import COMMAND, BaselineTask
 from lospmm.matrix.csr import SparseMatrix, from_dense
 from lospmm.problem.dtype import DTYPES, FLOAT32
 from lospmm.problem.problem import Problem
+from lospmm.problem.values import VALUE_TYPES
 from lospmm.tuning import jobs
 from lospmm.tuning.options import Options
 from lospmm.tuning.request import Request
@@ -112,6 +113,23 @@ def test_cusparselt_multiplies_the_pruned_matrix(name: str, n: int, is_exact: bo
             if baseline == own:
                 assert found.best.name == (cusparselt.EXACT if is_exact else cusparselt.PRUNED)
                 assert found.library is not None and found.library.startswith("cuSPARSELt 0.")
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16"])
+@pytest.mark.parametrize(("values", "library"), [("int8", "cublas_int8"), ("fp8_e4m3", "cublas_fp8")])
+@pytest.mark.parametrize("n", [1, 8, 24, 1000])
+def test_cublaslt_multiplies_8_bits(name: str, values: str, library: str, n: int) -> None:
+    """What the library proposes is right; sums of int8 are exact."""
+    if detect_device().arch_number < VALUE_TYPES[values].least_arch:
+        pytest.skip("no such numbers")
+    problem = Problem(drawn(1024, 2048, 0.5), n, detect_device(), dtype=DTYPES[name], values=VALUE_TYPES[values])
+    with Bench(problem, cache="streamed") as bench:
+        found = bench.request(COMMAND, BaselineTask(library, "streamed", is_searched=True))
+    assert isinstance(found, BaselineTime)
+    print(name, n, found)
+    assert found.failure is None
+    assert all(way.failure is None for way in found.variants)
+    assert all((way.max_relative_error == 0) == (values == "int8") for way in found.variants)
 
 
 def test_a_matrix_without_a_nonzero() -> None:

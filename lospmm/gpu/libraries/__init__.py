@@ -14,11 +14,13 @@ from functools import partial
 from types import MappingProxyType
 
 from lospmm.gpu.gate import GateVerdict
-from lospmm.gpu.libraries import cublas, cusparse, cusparselt, sputnik
-from lospmm.gpu.libraries.library import LibraryFault, LibraryTask, Variants
+from lospmm.gpu.libraries import cublas, cusparse, cusparselt, eight_bits, sputnik
+from lospmm.gpu.libraries.library import Enqueue, LibraryFault, LibraryTask, Variants
 from lospmm.gpu.timing import Timing
 from lospmm.matrix.csr import SparseMatrix
+from lospmm.problem.accuracy import SUM_ROUNDING, off_by
 from lospmm.problem.dtype import DTYPES, Dtype
+from lospmm.problem.values import ValueType
 
 #: TF32 keeps 10 bits of the 23 behind the point of A and of B (PTX ISA, "Alternate floating-point data formats"). Where
 #: the rest is cut off, a product is wrong by at most 2 x 2^-10 of itself; 0.0005 more is left to the sum of them.
@@ -29,6 +31,7 @@ MAX_TF32_ERROR = 2.5e-3
 MAX_ROUNDOFFS_OF_16_BIT = 4.0
 
 _FLOAT32 = ("float32", "tf32")  # as they lie in memory
+_16_BIT = ("float16", "bfloat16")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,7 @@ class Baseline:
     prepare: Callable[[LibraryTask], AbstractContextManager[Variants]]
     dtypes: tuple[str, ...] = _FLOAT32  # of problems that it is a baseline of
     max_relative_error: float | None = None  # to |A| |B|; None: what the kernels are held to (``lospmm.cpu.verify``)
+    values: str | None = None  # of problems with A held in these 8 bits alone
 
     def limit(self, dtype: Dtype) -> float | None:
         """Return the largest error relative to |A| |B|; None: that of the kernels."""
@@ -58,11 +62,17 @@ BASELINES: Mapping[str, Baseline] = MappingProxyType(
         "cublas_bf16": Baseline("cuBLAS bf16, dense", partial(cublas.prepare, name="bf16"), ("bfloat16",)),
         "cusparselt_fp16": Baseline("cuSPARSELt fp16, 2:4", cusparselt.prepare, ("float16",)),
         "cusparselt_bf16": Baseline("cuSPARSELt bf16, 2:4", cusparselt.prepare, ("bfloat16",)),
+        "cublas_int8": Baseline(
+            "cuBLASLt int8, dense", partial(eight_bits.prepare, values="int8"), _16_BIT, values="int8"
+        ),
+        "cublas_fp8": Baseline(
+            "cuBLASLt fp8, dense", partial(eight_bits.prepare, values="fp8_e4m3"), _16_BIT, values="fp8_e4m3"
+        ),
         "sputnik": Baseline("Sputnik", sputnik.prepare),
     }
 )
 
-#: Baselines with a dense A.
+#: Baselines with a dense A, of the same product.
 DENSE = ("cublas_fp32", "cublas_tf32", "cublas_fp16", "cublas_bf16")
 
 #: The dense baseline of each type, by name.
@@ -71,9 +81,10 @@ DENSE_OF: Mapping[str, str] = MappingProxyType(
 )
 
 
-def baselines_of(dtype: Dtype) -> tuple[str, ...]:
-    """Return the names of those that compute in this type, or take its B and C unchanged."""
-    return tuple(name for name, baseline in BASELINES.items() if dtype.name in baseline.dtypes)
+def baselines_of(dtype: Dtype, values: ValueType | None = None) -> tuple[str, ...]:
+    """Return the names of those that compute in this type, or take its B and C unchanged, or A's ``values``."""
+    taken = (None,) if values is None else (None, values.name)
+    return tuple(name for name, one in BASELINES.items() if dtype.name in one.dtypes and one.values in taken)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +128,6 @@ class BaselineTime:
         return next((timing.micros for timing in timings if timing is not None), None)
 
 
-#: Puts the work for one copy of B and C on the stream.
-Enqueue = Callable[[int], None]
-
 #: Runs an enqueue on poisoned memory and holds C to a limit; None is that of the kernels. A matrix stands for A.
 Check = Callable[[Enqueue, float | None, SparseMatrix | None], GateVerdict]
 
@@ -133,6 +141,7 @@ def time_baseline(name: str, place: LibraryTask, *, check: Check, time: Callable
     limit = baseline.limit(place.dtype)
     try:
         with baseline.prepare(place) as variants:
+            check = check if variants.error_of is None else partial(_check, variants.error_of)
             timed = tuple(
                 _time_variant(way, enqueue, partial(check, enqueue, limit, variants.multiplied), time)
                 for way, enqueue in variants.enqueue.items()
@@ -141,6 +150,13 @@ def time_baseline(name: str, place: LibraryTask, *, check: Check, time: Callable
         return BaselineTime(name, None, (), str(fault))
     failures = None if any(way.timing for way in timed) else "; ".join(f"{way.name}: {way.failure}" for way in timed)
     return BaselineTime(name, variants.library, timed, failures)
+
+
+def _check(
+    error_of: Callable[[Enqueue], float], enqueue: Enqueue, limit: float | None, _: SparseMatrix | None
+) -> GateVerdict:
+    error, most = error_of(enqueue), SUM_ROUNDING if limit is None else limit
+    return GateVerdict(error, None if error <= most else off_by(error, 1.0, most))
 
 
 def _time_variant(

@@ -8,6 +8,10 @@ import ctypes
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from lospmm.gpu.libraries import cublaslt
 from lospmm.gpu.libraries.library import (
@@ -27,6 +31,7 @@ from lospmm.gpu.libraries.library import (
     reserve,
     version_of,
 )
+from lospmm.problem.dtype import FLOAT_BYTES
 
 OP_N = 0  # CUBLAS_OP_N
 GEMM_DEFAULT = -1  # CUBLAS_GEMM_DEFAULT: cuBLAS's own heuristics
@@ -40,7 +45,7 @@ COMPUTE_32F_FAST_TF32 = 77
 #: A larger dense A is not compared with: nobody would have multiplied it so.
 MAX_DENSE_BYTES = 16 << 30
 
-#: A is written out and sent in pieces of this size, so that the host never holds all of it.
+#: A is written out and sent in pieces of this size in float32, so that the host never holds all of it.
 PIECE_BYTES = 64 << 20
 
 TYPES: Mapping[str, tuple[type, ...]] = {
@@ -100,8 +105,8 @@ def prepare(
         enqueue = partial(_multiply, library, place, handle, a, compute, one, zero)
         ways: dict[str, Callable[[int], None]] = {name: enqueue}
         if place.is_searched:
-            found = cublaslt.proposals(stack, place, a, compute, workspace)
-            ways |= {f"{name}, cuBLASLt {number}": one for number, one in enumerate(found, start=1)}
+            found = cublaslt.proposals(stack, driver, cublaslt.open_library(), _product(place, a, compute), workspace)
+            ways |= {f"{name}, cuBLASLt {number}": way for number, way in enumerate(found, start=1)}
         driver.synchronize()
         stack.callback(driver.synchronize)
         version = version_of(library, "cublasGetVersion_v2", handle, 10_000)  # 130002 is 13.0.2
@@ -125,19 +130,33 @@ def _multiply(
     library.call("cublasGemmEx", handle, OP_N, OP_N, n, m, k, *operands, compute, GEMM_DEFAULT)
 
 
-def place_dense(stack: ExitStack, place: LibraryTask) -> list[int]:
+def _product(place: LibraryTask, a: Sequence[int], compute: int) -> cublaslt.DenseProduct:
+    """Return the product for cuBLASLt; ``a`` has the address of each copy."""
+    m, k, n, real = place.matrix.m, place.matrix.k, place.n, REAL[place.dtype.storage]
+    layouts = cublaslt.DenseLayout(real, n, k), cublaslt.DenseLayout(real, k, m), cublaslt.DenseLayout(real, n, m)
+
+    def addresses(copy: int) -> tuple[int, int, int]:
+        return place.copies[copy].b, a[copy % len(a)], place.copies[copy].c
+
+    return cublaslt.DenseProduct(compute, layouts, addresses)
+
+
+def place_dense(
+    stack: ExitStack, place: LibraryTask, store: Callable[[NDArray[np.float32]], NDArray[Any]] | None = None
+) -> list[int]:
     """Return the device address of each copy of A (m, k), row-major, its zeros written out.
 
-    Raises LibraryFault where one takes more than MAX_DENSE_BYTES.
+    ``store`` turns whole rows of A into what lies in memory, by default elements of ``place.dtype``. Raises
+    LibraryFault where a copy takes more than MAX_DENSE_BYTES.
     """
-    matrix, dtype = place.matrix, place.dtype
-    row_bytes = dtype.element_bytes * matrix.k
+    matrix, store = place.matrix, place.dtype.to_storage if store is None else store
+    row_bytes = store(np.zeros((1, matrix.k), dtype=np.float32)).nbytes
     if row_bytes * matrix.m > MAX_DENSE_BYTES:
         raise LibraryFault(f"A without its zeros left out takes {row_bytes * matrix.m} bytes, over {MAX_DENSE_BYTES}")
     addresses = [reserve(stack, place.driver, row_bytes * matrix.m) for _ in range(place.copies_of_a)]
-    step = max(1, PIECE_BYTES // row_bytes)
+    step = max(1, PIECE_BYTES // (FLOAT_BYTES * matrix.k))
     for start in range(0, matrix.m, step):
-        piece = dtype.to_storage(matrix.dense_rows(start, min(start + step, matrix.m)))
+        piece = store(matrix.dense_rows(start, min(start + step, matrix.m)))
         for address in addresses:
             place.driver.upload(address + row_bytes * start, piece)
     return addresses

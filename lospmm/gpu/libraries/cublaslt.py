@@ -1,19 +1,18 @@
-"""cuBLASLt with a dense A: the algorithms that its heuristics propose, of which the fastest counts.
+"""cuBLASLt: the algorithms that its heuristics propose for a dense product, of which the fastest counts.
 
 An expert's baseline: ``cublasGemmEx`` takes the first proposal. Constants, types and the layout of a proposal:
-cublasLt.h of CUDA 13.0. As in ``cublas``, C^T = B^T x A^T.
+cublasLt.h of CUDA 13.0.
 """
 
 import ctypes
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
+from typing import NamedTuple
 
 from lospmm.gpu.libraries.library import (
-    REAL,
     WORKSPACE_BYTES,
     Library,
-    LibraryTask,
     Out,
     Pointer,
     create,
@@ -21,18 +20,23 @@ from lospmm.gpu.libraries.library import (
     load,
     named_by,
 )
+from lospmm.gpu.protocol import Driver
 
 #: How many algorithms are asked for; more of them are rarely faster.
 PROPOSALS = 8
 
 CUDA_R_32F = 0
+OP_T = 1  # CUBLAS_OP_T
+TRANSPOSE_A = 3  # CUBLASLT_MATMUL_DESC_TRANSA
 MAX_WORKSPACE_BYTES = 1  # CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES
 
 TYPES: Mapping[str, tuple[type, ...]] = {
     "cublasLtCreate": (Out,),
     "cublasLtDestroy": (Pointer,),
+    "cublasLtGetVersion": (),  # returned in place of a status
     "cublasLtMatmulDescCreate": (Out, ctypes.c_int, ctypes.c_int),  # compute type, type of scales
     "cublasLtMatmulDescDestroy": (Pointer,),
+    "cublasLtMatmulDescSetAttribute": (Pointer, ctypes.c_int, Pointer, ctypes.c_size_t),
     "cublasLtMatrixLayoutCreate": (Out, ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_int64),
     "cublasLtMatrixLayoutDestroy": (Pointer,),
     "cublasLtMatmulPreferenceCreate": (Out,),
@@ -57,73 +61,68 @@ class Proposal(ctypes.Structure):
     )
 
 
+class DenseLayout(NamedTuple):
+    """A column-major matrix without gaps; ``type`` is a cudaDataType."""
+
+    type: int
+    rows: int
+    columns: int
+
+
+class DenseProduct(NamedTuple):
+    """C = alpha A x B as the library sees it, or alpha A^T x B."""
+
+    compute: int  # cublasComputeType_t
+    layouts: tuple[DenseLayout, DenseLayout, DenseLayout]  # of A, B and C
+    addresses: Callable[[int], tuple[int, int, int]]  # of the same, by copy
+    alpha: ctypes.c_float | ctypes.c_int32 = ctypes.c_float(1.0)
+    scale: int = CUDA_R_32F  # the type of alpha
+    is_a_transposed: bool = False
+
+
 def open_library() -> Library:
     """Open cuBLASLt. Raises LibraryFault where there is none."""
     return load(find("cublasLt"), TYPES, named_by("cublasLtGetStatusName"))
 
 
 def proposals(
-    stack: ExitStack,
-    place: LibraryTask,
-    a: Sequence[int],
-    compute: int,
-    workspace: int,
-    *,
-    open_library: Callable[[], Library] = open_library,
+    stack: ExitStack, driver: Driver, library: Library, asked: DenseProduct, workspace: int
 ) -> list[Callable[[int], None]]:
     """Return the product by each algorithm that is proposed, likely the fastest first.
 
-    ``a`` is the address of each copy of A (m, k), ``workspace`` that of WORKSPACE_BYTES; what is made lives as long as
-    ``stack``. Raises LibraryFault.
+    ``workspace`` is the address of WORKSPACE_BYTES; what is made lives as long as ``stack``. Raises LibraryFault.
     """
-    library, (m, k, n) = open_library(), (place.matrix.m, place.matrix.k, place.n)
     handle = create(stack, library, "cublasLtCreate", "cublasLtDestroy")
-    product = create(stack, library, "cublasLtMatmulDescCreate", "cublasLtMatmulDescDestroy", compute, CUDA_R_32F)
+    product = create(
+        stack, library, "cublasLtMatmulDescCreate", "cublasLtMatmulDescDestroy", asked.compute, asked.scale
+    )
+    if asked.is_a_transposed:
+        _set(library, "cublasLtMatmulDescSetAttribute", product, TRANSPOSE_A, ctypes.c_int32(OP_T))
     layouts = [
-        create(
-            stack,
-            library,
-            "cublasLtMatrixLayoutCreate",
-            "cublasLtMatrixLayoutDestroy",
-            REAL[place.dtype.storage],
-            *(columns, rows, columns),  # of a row-major matrix, read as its transpose
-        )
-        for rows, columns in ((k, n), (m, k), (m, n))
+        create(stack, library, "cublasLtMatrixLayoutCreate", "cublasLtMatrixLayoutDestroy", *one, one.rows)
+        for one in asked.layouts
     ]
     preference = create(stack, library, "cublasLtMatmulPreferenceCreate", "cublasLtMatmulPreferenceDestroy")
     most = ctypes.c_size_t(WORKSPACE_BYTES)
-    library.call(
-        "cublasLtMatmulPreferenceSetAttribute", preference, MAX_WORKSPACE_BYTES, ctypes.byref(most), ctypes.sizeof(most)
-    )
+    _set(library, "cublasLtMatmulPreferenceSetAttribute", preference, MAX_WORKSPACE_BYTES, most)
     found, count = (Proposal * PROPOSALS)(), ctypes.c_int()
     library.call(
         "cublasLtMatmulAlgoGetHeuristic",
         *(handle, product, *layouts, layouts[-1], preference),
         *(PROPOSALS, found, ctypes.byref(count)),
     )
-    return [
-        partial(_multiply, library, place, handle, product, layouts, a, proposal, workspace)
-        for proposal in found[: count.value]
-        if proposal.state == 0
-    ]
+
+    def multiply(proposal: Proposal, copy: int) -> None:
+        (a, b, c), (of_a, of_b, of_c) = asked.addresses(copy), layouts
+        zero = type(asked.alpha)(0)
+        library.call(
+            "cublasLtMatmul",
+            *(handle, product, ctypes.byref(asked.alpha), a, of_a, b, of_b, ctypes.byref(zero), c, of_c, c, of_c),
+            *(proposal.algorithm, workspace, WORKSPACE_BYTES, driver.stream),
+        )
+
+    return [partial(multiply, proposal) for proposal in found[: count.value] if proposal.state == 0]
 
 
-def _multiply(
-    library: Library,
-    place: LibraryTask,
-    handle: Pointer,
-    product: Pointer,
-    layouts: Sequence[Pointer],
-    a: Sequence[int],
-    proposal: Proposal,
-    workspace: int,
-    copy: int,
-) -> None:
-    one, zero = ctypes.c_float(1.0), ctypes.c_float(0.0)
-    of_b, of_a, of_c = layouts
-    b, c = place.copies[copy]
-    library.call(
-        "cublasLtMatmul",
-        *(handle, product, ctypes.byref(one), b, of_b, a[copy % len(a)], of_a),
-        *(ctypes.byref(zero), c, of_c, c, of_c, proposal.algorithm, workspace, WORKSPACE_BYTES, place.driver.stream),
-    )
+def _set(library: Library, function: str, of: Pointer, attribute: int, value: "ctypes._SimpleCData[int]") -> None:
+    library.call(function, of, attribute, ctypes.byref(value), ctypes.sizeof(value))

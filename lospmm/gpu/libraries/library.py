@@ -60,13 +60,18 @@ class LibraryTask:
     is_searched: bool = False  # whether more of a library's algorithms are timed than the one that it takes by itself
 
 
+#: Puts the work for one copy of B and C on the stream.
+Enqueue = Callable[[int], None]
+
+
 @dataclass(frozen=True, slots=True)
 class Variants:
     """The ways in which a library computes C, by name; each enqueues the work for one copy."""
 
     library: str  # its name, its version and its file
-    enqueue: Mapping[str, Callable[[int], None]]
+    enqueue: Mapping[str, Enqueue]
     multiplied: SparseMatrix | None = None  # in place of A, where it is another matrix
+    error_of: Callable[[Enqueue], float] | None = None  # in place of the gate, where B and C are the library's own
 
 
 #: How to install what is not ``nvidia-NAME`` on PyPI.
@@ -172,4 +177,9 @@ def version_of(library: Library, function: str, handle: object, major: int) -> s
     """Return a library's version, a number of ``major`` for its first part and 100 for the second, as in "13.0.2"."""
     number = ctypes.c_int()
     library.call(function, handle, ctypes.byref(number))
-    return f"{number.value // major}.{number.value % major // 100}.{number.value % 100}"
+    return version_text(number.value, major)
+
+
+def version_text(number: int, major: int) -> str:
+    """Return a version from its number; ``major`` as in ``version_of``."""
+    return f"{number // major}.{number % major // 100}.{number % 100}"

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lospmm.gpu.gate import GateVerdict, run_and_check
-from lospmm.gpu.libraries import BaselineTime, Enqueue, time_baseline
-from lospmm.gpu.libraries.library import Buffers, LibraryTask
+from lospmm.gpu.libraries import BaselineTime, time_baseline
+from lospmm.gpu.libraries.library import Buffers, Enqueue, LibraryTask
 from lospmm.gpu.messages import CacheState, Prepare
 from lospmm.gpu.network import time_in
 from lospmm.gpu.operands import fill, fill_a
