@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 
 from benchmarks.decode import SHAPES, by_gpu, gains, groups, least_bytes
-from benchmarks.families_table import best_sparse, dense_micros, mean, pruned_micros
+from benchmarks.families_table import best_sparse, coded_micros, dense_micros, mean, pruned_micros
 from benchmarks.kernels_table import mean_ratio, measured_of, timed
 from benchmarks.networks_report import find, speedup
 from tests.docs import kernels, results
@@ -129,20 +129,21 @@ def one_copy() -> str:
 
 
 def eight_bits() -> str:
-    """Layers of language models with int8 values, by shape and sparsity: microseconds, and the speedup."""
-    found = records("decode_int8")
-    lines = []
+    """Layers of language models with 8-bit values: microseconds, speedups over cuBLAS and over dense 8 bits."""
+    found, others = records("decode_int8"), records("decode_fp8_e4m3")
+    lines, heads = [], sparsities(found)
     for m, k in SHAPES:
-        own = {round(one["sparsity"], 2): one for one in found if (one["m"], one["k"], one["n"]) == (m, k, 1)}
-        cells = (
-            f"{own[zeros]['micros']:.1f}, {gains([own[zeros]])[0]:.2f}x, `{own[zeros]['family']}`"
-            if zeros in own
-            else "-"
-            for zeros in sparsities(found)
-        )
-        if own:
-            lines.append((f"{m} x {k}", *cells))
-    return table(("A", *(f"{zeros:.0%} zeros" for zeros in sparsities(found))), lines) + _where(found)
+        own = {zeros_of(one): one for one in found if (one["m"], one["k"], one["n"]) == (m, k, 1)}
+        cells = (f"{own[zeros]['micros']:.1f}, {_over([own[zeros]])}" if zeros in own else "-" for zeros in heads)
+        lines.append((f"{m} x {k}", *cells))
+    lines.append(("mean", *(_over(some) for some in groups(found, 1).values())))
+    fp8 = f"`fp8_e4m3`, {len(others)} of these: {with_range(gains(others, coded_micros))} over dense fp8.\n"
+    return f"{table(('A', *(f'{zeros:.0%} zeros' for zeros in heads)), lines)}\n{fp8}{_where([*found, *others])}"
+
+
+def _over(found: Sequence[Record]) -> str:
+    """The speedups over cuBLAS of the type of B, and over cuBLASLt with a B of 8 bits."""
+    return f"{times(gains(found))}, {times(gains(found, coded_micros))}"
 
 
 def batches() -> str:
