@@ -292,7 +292,7 @@ def _jobs_page(
         200 if refused is None else refused.problem.status,
         title="Jobs",
         refused=refused,
-        families=[("all", "of all families"), *((name, name) for name in FAMILY_NAMES)],
+        families=[("all", "all"), *((name, name) for name in FAMILY_NAMES)],
         jobs=found.jobs,
         filters=("", *STATES),
         state=asked["state"],
@@ -306,7 +306,7 @@ def _jobs_page(
         max_n=settings().max_n,
         trials=own and list(TRIALS_IN_WORDS.items()),
         dtypes=[(name, name) for name in CHOICES["dtype"]],
-        values=[(name, "that type" if name == "dtype" else name) for name in CHOICES["values"]],
+        values=[(name, "the type of B and C" if name == "dtype" else name) for name in CHOICES["values"]],
     )
 
 

@@ -205,6 +205,18 @@ def test_the_list_follows_too(page: Page, view: FakeView) -> None:
     expect(page.locator("#live")).not_to_have_attribute("data-poll", "2000")
 
 
+def test_the_list_follows_behind_a_refused_form(context: BrowserContext, view: FakeView, tmp_path: Path) -> None:
+    page = context.new_page()
+    page.goto("/")
+    (tmp_path / "W.npy").write_bytes(b"a matrix")
+    page.get_by_label("Pruned weight matrix").set_input_files(tmp_path / "W.npy")
+    page.locator("#matrix-n").evaluate("box => { box.type = 'text'; box.value = 'many'; }")
+    page.locator("#matrix-n").press("Enter")
+    expect(page.get_by_role("alert")).to_be_visible()
+    view.change(RUNNING, progress={"compile": (50, 64)})
+    expect(page.get_by_role("row").filter(has_text=RUNNING[:12])).to_contain_text("50 of 64")
+
+
 def test_a_service_that_comes_back_is_found_again(context: BrowserContext, view: FakeView, faults: list[str]) -> None:
     page = context.new_page()
     page.goto(f"/jobs/{RUNNING}")

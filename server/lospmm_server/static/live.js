@@ -1,10 +1,11 @@
-// Follows a job's events, or looks again every so often, and takes the new state from the page itself. Without this
-// script the link "Refresh" does the same.
+// Follows a job's events, or looks again every so often, and takes the new state from where the link "Refresh" leads:
+// the page's own address answers only a POST after a refused form. Without this script the link does the same.
 "use strict";
 (() => {
   const live = document.getElementById("live");
   const status = document.getElementById("status");
-  if (!live || !status) return;
+  const refresh = document.querySelector(".more a");
+  if (!live || !status || !refresh) return;
   const REST_MS = 400;      // between two looks
   const RETRY_MS = 3000;    // after the service did not answer
   let source = null;
@@ -20,7 +21,7 @@
     if (looking) { again = true; return; }
     looking = true;
     try {
-      const answer = await fetch(location.href, { headers: { Accept: "text/html" }, cache: "no-store" });
+      const answer = await fetch(refresh.href, { headers: { Accept: "text/html" }, cache: "no-store" });
       const page = new DOMParser().parseFromString(await answer.text(), "text/html");
       if (!answer.ok || !page.getElementById("live")) throw new Error(String(answer.status));
       take(page);
