@@ -4,8 +4,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
-import numpy as np
-
 from lospmm.artifact import artifact, kept
 from lospmm.cli.client import open_client
 from lospmm.cli.options import (
@@ -20,6 +18,7 @@ from lospmm.cli.options import (
     TensorOption,
     TransposeOption,
     Tuning,
+    note_of_elements,
     out_option,
     read_problem,
     tunes,
@@ -27,7 +26,6 @@ from lospmm.cli.options import (
 from lospmm.cli.show import show_manifest
 from lospmm.matrix import readers
 from lospmm.model.layer_table import Bias, LayerSpec
-from lospmm.problem.dtype import DTYPES, FLOAT32
 from lospmm.progress import reported, tell
 from lospmm.tuning import jobs
 from lospmm.tuning.options import is_experimental
@@ -61,7 +59,7 @@ def tune(
         file, plain = read_problem(matrix, row.columns, tuning.device, tensor, tuning.seed)
         done = _tuned_here(row.request(file, numbers, plain.device, tuning.options, tuning.seed), out, quiet=quiet)
         _note_of_zeros(file)
-        _note_of_elements(file, tuning.options.dtype)
+        note_of_elements(file, tuning.options.dtype)
     show_manifest(done.manifest, out, as_json=as_json)
     _warn_of_experiments(done)
     if not (quiet or as_json):
@@ -111,20 +109,6 @@ def _note_of_zeros(file: readers.MatrixFile) -> None:
         tell("note: no weight is 0; if the layer was pruned, its mask is not in these weights")
     elif matrix.nnz == 0:
         tell("note: all weights are 0")
-
-
-def _note_of_elements(file: readers.MatrixFile, dtype: str) -> None:
-    """Note weights of 16 bits: B and C of that type, in place of the default float32, may halve the time."""
-    weights = file.matrix.data
-    if dtype != FLOAT32.name or file.values != "stored" or (weights == np.rint(weights)).all():
-        return
-    for one in (DTYPES["bfloat16"], DTYPES["float16"]):  # bfloat16 first: most of its weights are float16 too
-        with np.errstate(over="ignore"):
-            is_exact = np.array_equal(one.rounded(weights), weights)
-        if is_exact:
-            note = f"note: all weights are {one.name}; B and C are float32 unless --dtype {one.name} says otherwise"
-            tell(note)
-            return
 
 
 def _warn_of_experiments(made: artifact.Artifact) -> None:

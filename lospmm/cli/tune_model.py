@@ -1,6 +1,6 @@
 """``lospmm tune-model``: tune every layer of a model, on this machine or by a service."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
@@ -21,20 +21,21 @@ from lospmm.cli.options import (
     ResidualOption,
     TransposeOption,
     Tuning,
+    note_of_elements,
     out_option,
     say,
     tunes,
 )
 from lospmm.cli.output import print_json, print_table
-from lospmm.errors import BadRequest
+from lospmm.errors import BadRequest, printable
 from lospmm.gpu.detect import device_of, own_gpu
-from lospmm.matrix.layers import REPORT_FILE, open_model
-from lospmm.matrix.readers import VECTOR
+from lospmm.matrix.layers import REPORT_FILE, Found, open_model
+from lospmm.matrix.readers import VECTOR, MatrixFile
 from lospmm.model.batch import join_layers, tune_here
 from lospmm.model.folder import Batch, ModelFolder, alone_in
 from lospmm.model.layer_table import ANY, LayerKernel, LayerSpec, LayerTable, columns_in, keys_given, read_table
 from lospmm.model.report import LayerReport, table
-from lospmm.progress import reported
+from lospmm.progress import reported, tell
 from lospmm.stages import Progress
 
 
@@ -102,7 +103,8 @@ def _table(path: Path | None, own: Mapping[str, Any]) -> LayerTable:
 def _tuned_here(batch: Batch, out: Path, *, quiet: bool) -> ModelFolder:
     gpu = device_of(batch.device)
     batch.options.resolved(gpu, own_gpu())  # refuse once what no layer can have
-    folder = ModelFolder(out, replace(batch, device=gpu.name), _say_failure)
+    batch = replace(batch, device=gpu.name, model=replace(batch.model, read=partial(_noted, batch)))
+    folder = ModelFolder(out, batch, _say_failure)
     names = [kernel.name for kernel in batch.kernels]
 
     @contextmanager
@@ -113,6 +115,16 @@ def _tuned_here(batch: Batch, out: Path, *, quiet: bool) -> ModelFolder:
 
     tune_here(folder, batch, gpu, store=kept.open_store(), watch=watch)
     return folder
+
+
+def _noted(batch: Batch, wanted: Collection[str]) -> Iterator[tuple[str, Found]]:
+    """Yield the layers; note weights of 16 bits by the first that can be read."""
+    is_new = True
+    for name, found in batch.model.read(wanted):
+        if is_new and isinstance(found, MatrixFile):
+            note_of_elements(found, batch.table.row_of(name).options(batch.options).dtype)
+            is_new = False
+        yield name, found
 
 
 def _tuned_there(tuning: Tuning, batch: Batch, out: Path, *, quiet: bool) -> ModelFolder:
@@ -134,6 +146,11 @@ def _show(folder: ModelFolder, *, as_json: bool) -> None:
         print(total)
     if vectors := len(report.layers) - len(shown):
         print(f"skipped {vectors} vector{'s' * (vectors > 1)}, such as biases: see {REPORT_FILE}")
+    if dense := list(dict.fromkeys(layer.name for layer in shown if layer.sparsity == 0)):
+        more = f" and {len(dense) - 3} more" * (len(dense) > 3)
+        tell(
+            printable(f"note: no weight is 0 in {', '.join(dense[:3])}{more}; a layer table (--layers) can skip layers")
+        )
 
 
 def _say_layer(layer: str, stage: str, done: int, total: int) -> None:

@@ -230,7 +230,7 @@ def check_nonzeros(count: int) -> None:
     """Raise BadMatrix for more than LOSPMM_MAX_NONZEROS nonzeros; readers call it before they allocate."""
     limit = settings().max_nonzeros
     if count > limit:
-        todo = "prune it further, or raise that"
+        todo = "prune it further, skip it in a layer table, or raise that"
         raise BadMatrix(f"{count} nonzeros, more than the {limit} that LOSPMM_MAX_NONZEROS allows: {todo}")
 
 

@@ -337,6 +337,22 @@ def test_bad_layers_fail_alone_and_the_worst_decides(
     assert kinds == ["VerificationFailed", "VerificationFailed", "NothingFits"], "equal layers fail once"
 
 
+def test_weights_of_16_bits_and_those_that_are_not_pruned_are_noted(
+    tune_model: Callable[..., Answer], tmp_path: Path
+) -> None:
+    """Of the elements by the first layer, before it is tuned; of the others once, in the end."""
+    dense = draw(4, 24, density=1)
+    layers = {"bad": np.full((4, 4), np.nan, np.float32), "fc.0": WEIGHTS, "fc.1": dense, "fc.2": dense}
+    save_file({name: weights.astype(np.float16) for name, weights in layers.items()}, tmp_path / "net.safetensors")
+    (tmp_path / "half.toml").write_text('[layers."fc.0"]\nn = 32\ndtype = "float16"\n')
+    answer = tune_model(tmp_path / "net.safetensors", "--quiet", "--verify", "none", n="32,40")
+    elements = "note: all weights are float16; B and C are float32 unless --dtype float16 says otherwise"
+    zeros = "note: no weight is 0 in fc.1, fc.2; a layer table (--layers) can skip layers"
+    assert [line for line in answer.err.splitlines() if line.startswith("note: ")] == [elements, zeros]
+    table = ("--layers", tmp_path / "half.toml", *H200, "--quiet", "--verify", "none", "--out", tmp_path / "half")
+    assert process("tune-model", tmp_path / "net.safetensors", *table).err == ""
+
+
 def test_a_folder_of_matrices(tune_model: Callable[..., Answer], tmp_path: Path) -> None:
     folder = tmp_path / "layers.v1"
     (folder / "more.npz").mkdir(parents=True)
@@ -462,6 +478,7 @@ def test_a_full_disk(
     answer = tune_model(model, "--quiet", n=40)
     assert answer.status == 4
     assert answer.err.count("cannot be written: No space left on device") == 4
+    assert answer.out.count("no kernel: DiskFault") == 4
     monkeypatch.setattr(Path, "write_text", full)
     answer = tune_model(model, "--quiet", n=41)
     assert (answer.status, answer.error) == (4, f"{tmp_path / 'out'}: cannot be written: No space left on device")
