@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from lospmm.artifact.manifest import MANIFEST_FILE as MANIFEST_FILE  # which is a name of its files, too
 from lospmm.artifact.manifest import parse
-from lospmm.errors import BadMatrix, BadRequest, ToolchainFault
+from lospmm.errors import BadMatrix, BadRequest, DiskFault, ToolchainFault
 from lospmm.matrix import npz as npy
 from lospmm.matrix import readers
 from lospmm.matrix.csr import SparseMatrix
@@ -251,7 +251,7 @@ def _check_held(names: Set[str], directory: Path) -> None:
 
 
 def write(artifact: Artifact, directory: Path, *, like: Path | None = None) -> None:
-    """Write an artifact to a folder, replacing an artifact there. Raises BadRequest, or ToolchainFault.
+    """Write an artifact to a folder, replacing an artifact there. Raises BadRequest, DiskFault.
 
     Files that are the same in the folder ``like`` are hard links to those, where the disk has such. The files are
     written beside the folder first. If this process is killed then, the next writer cleans up.
@@ -268,7 +268,7 @@ def write(artifact: Artifact, directory: Path, *, like: Path | None = None) -> N
                 (scratch / name).write_bytes(content)
         _take_the_place_of(scratch, target)
     except OSError as error:
-        raise ToolchainFault(f"{directory}: cannot be written: {error.strerror}") from error
+        raise DiskFault(f"{directory}: cannot be written: {error.strerror}") from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from lospmm.artifact import artifact
 from lospmm.artifact.artifact import STALE_SECONDS, Artifact
-from lospmm.errors import BadRequest, LospmmError, ToolchainFault
+from lospmm.errors import BadRequest, DiskFault, LospmmError
 from lospmm.matrix.layers import KERNELS_FILE, REPORT_FILE, LayerSource, folder_of
 from lospmm.matrix.readers import MatrixFile
 from lospmm.model.layer_table import LayerKernel, LayerTable
@@ -167,7 +167,7 @@ class ModelFolder:
         self.tell(failed(kernel.layer, kernel.folder, error, digest, kernel.row.columns))
 
     def tell(self, layer: LayerReport) -> None:
-        """Add a row to the report. Raises ToolchainFault if the disk fails.
+        """Add a row to the report. Raises DiskFault if the disk fails.
 
         A report with kernels is kept while every layer's request is wrong: then the command is likely wrong, and the
         kernels are as good as before.
@@ -188,7 +188,7 @@ class ModelFolder:
                 scratch.write_text(text, "utf-8")
                 scratch.replace(self.directory / name)
         except OSError as error:
-            raise ToolchainFault(f"{self.directory}: cannot be written: {error.strerror}") from error
+            raise DiskFault(f"{self.directory}: cannot be written: {error.strerror}") from error
         finally:
             with suppress(OSError):
                 scratch.unlink()

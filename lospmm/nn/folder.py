@@ -19,7 +19,7 @@ from pydantic.dataclasses import dataclass
 from torch import nn
 
 from lospmm.artifact import artifact
-from lospmm.errors import BadRequest, ToolchainFault, Unsupported
+from lospmm.errors import BadRequest, DiskFault, Unsupported
 from lospmm.kernel import Kernel, path_of
 from lospmm.matrix.layers import REPORT_FILE
 from lospmm.model.report import LayerReport, read_report
@@ -128,7 +128,7 @@ def _replace(file: Path, text: str) -> None:
         scratch.write_text(text)
         scratch.replace(file)
     except OSError as error:
-        raise ToolchainFault(f"{file}: cannot be written: {error.strerror}") from error
+        raise DiskFault(f"{file}: cannot be written: {error.strerror}") from error
     finally:
         with suppress(OSError):
             scratch.unlink(missing_ok=True)
@@ -227,7 +227,8 @@ def _bucket(site: Site, kernel: Kernel, least: int) -> ColumnBucket:
     """Return the bucket of a kernel; raises Unsupported for a kernel of another kind of layer."""
     window = kernel.artifact.convolution
     if site.is_convolution != (window is not None):
-        raise Unsupported(f"its kernels are those of a {'product' if window is None else 'convolution'}")
+        other = "convolution" if window else "product, not a convolution: tune with the table of `lospmm layers`"
+        raise Unsupported(f"its kernels are those of a {other}")
     if window is not None:
         shape = window.batch, window.channels, window.height, window.width
         if convolution_of(site, shape) != window:
