@@ -101,7 +101,12 @@ except ImportError as error:
 
 
 @pytest.mark.parametrize(
-    "code", ["import numpy, lospmm; lospmm.tune(numpy.eye(8), n=8, device='h200')", "import lospmm; lospmm.einsum"]
+    "code",
+    [
+        "import numpy, lospmm; lospmm.tune(numpy.eye(8), n=8, device='h200')",
+        "import lospmm; lospmm.einsum",
+        "from lospmm.client import Client",
+    ],
 )
 def test_what_needs_an_extra_names_it(code: str) -> None:
     assert without_extras(NAMED.format(code=code)).endswith("pip install 'lospmm[tune]'\n")

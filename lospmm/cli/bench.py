@@ -48,6 +48,6 @@ def _own_gpu() -> DeviceSpec:
         return detect_device()
     except BadRequest:
         raise BadRequest(
-            "bench runs kernels, and this machine has no NVIDIA GPU that the device table knows; "
-            "where it has another, describe it in a file and name that with --device (docs/devices.md)"
+            "bench needs a GPU, and this machine has none of the device table; `lospmm inspect` shows predicted times, "
+            "and --device takes a file that describes another GPU (docs/devices.md)"
         ) from None

@@ -64,7 +64,7 @@ COMMANDS = {
 def app_with(names: Collection[str]) -> typer.Typer:
     """Return the command line; of the commands with these names all is there, of the others their line in --help."""
     app = typer.Typer(
-        help="Fully unrolled SpMM kernels for pruned neural networks: tune, inspect, serve.",
+        help="Tune SpMM kernels for pruned neural networks on NVIDIA GPUs.",
         add_completion=False,
         context_settings={"help_option_names": ["-h", "--help"]},
         pretty_exceptions_enable=False,

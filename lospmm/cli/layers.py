@@ -56,12 +56,15 @@ def _of_onnx(model: str, example: list[str], min_sparsity: float) -> LayerTable:
 
 
 def _of_python(model: str, example: list[str], min_sparsity: float) -> LayerTable:
+    path, _, name = model.rpartition(":")
+    if not path or not name.isidentifier():
+        raise BadRequest(f"{model!r:.160}: name a Python file and its function, as model.py:build, or an .onnx file")
     if not example:
         raise BadRequest("--example is missing: the shape of each input of a PyTorch model, as 32x3x224x224")
     with extra_needed("torch", "lospmm layers"):
         from lospmm.nn import table as tables
     inputs = tuple(tables.input_of(text) for text in example)
-    built = _built(model)
+    built = _built(path, name)
     try:
         return tables.layers(built, inputs, min_sparsity=min_sparsity)
     except LospmmError:
@@ -70,10 +73,7 @@ def _of_python(model: str, example: list[str], min_sparsity: float) -> LayerTabl
         raise BadRequest(f"{model}: cannot be run on the example {' '.join(example)}: {_reason(error)}") from error
 
 
-def _built(text: str) -> Any:
-    path, _, name = text.rpartition(":")
-    if not path or not name.isidentifier():
-        raise BadRequest(f"{text!r:.160}: name a Python file and its function, as model.py:build")
+def _built(path: str, name: str) -> Any:
     if not Path(path).is_file():
         raise BadRequest(f"{path}: there is no such file")
     try:
@@ -85,7 +85,7 @@ def _built(text: str) -> Any:
     except BadRequest:
         raise
     except Exception as error:  # the file may raise anything
-        raise BadRequest(f"{text}: {_reason(error)}") from error
+        raise BadRequest(f"{path}:{name}: {_reason(error)}") from error
 
 
 def _reason(error: Exception) -> str:

@@ -3,6 +3,8 @@
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from lospmm.errors import extra_needed
+
 if TYPE_CHECKING:
     from lospmm.client.client import Client
 
@@ -13,4 +15,5 @@ def __getattr__(name: str) -> object:
     """Import ``Client`` when it is first used: HTTP takes a while to import."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module("lospmm.client.client"), name)
+    with extra_needed("tune", "lospmm.client"):
+        return getattr(import_module("lospmm.client.client"), name)

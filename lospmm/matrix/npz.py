@@ -252,8 +252,9 @@ def _text(array: Array) -> str:
 
 def _take(arrays: Arrays, name: str, *, dimensions: int) -> Array:
     if name not in arrays:
+        held = ", ".join(arrays)
         raise BadMatrix(
-            f"the archive has no array {name!r} (it has: {', '.join(arrays) or 'none that are known'}); "
+            f"the archive has no array {name!r}{f' (it has: {held})' if held else ', and not one dense array alone'}; "
             "save a sparse matrix with scipy.sparse.save_npz, a dense one with numpy.save"
         )
     if arrays[name].ndim != dimensions:

@@ -177,7 +177,7 @@ def _weights(content: Content, name: str) -> dict[str, dict[str, Any]]:
         _reader(content, name, None)
         if not is_model(content):
             raise BadMatrix(
-                "is no .safetensors, .onnx or .pt; of another format a model is a file a layer, in a folder or request"
+                "is no .safetensors, .onnx or .pt; name a folder of matrix files, one per layer, or tune it alone"
             )
         weights = {tensor: weight for tensor, weight in _tensors(content).items() if _is_weight(weight)}
         if not weights:

@@ -88,7 +88,8 @@ class Options:
         if "gpu" in (measure, verify) and not here:
             asked = "measure" if measure == "gpu" else "verify"
             found = f"this machine has {own_gpu}" if own_gpu else "this machine has no GPU of the device table"
-            raise BadRequest(f"{asked} gpu: {device.name} is needed, and {found}")
+            other = "none" if asked == "measure" else "cpu"
+            raise BadRequest(f"{asked} gpu: {device.name} is needed, and {found}; use auto or {other}")
         if self.trials == "proxy" and measure == "none":
             how = f"use measure auto on a machine with {device.name}, and no budget of 0"
             raise BadRequest(f"trials proxy: nothing is timed; {how}, or leave trials out")

@@ -65,7 +65,7 @@ def test_an_onnx_file(lospmm_command: Command, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("model", "example", "says"),
     [
-        ("model.py", "1x2", "name a Python file and its function"),
+        ("model.py", "1x2", "model.py': name a Python file and its function, as model.py:build, or an .onnx file"),
         ("none.py:build", "1x2", "none.py: there is no such file"),
         ("model.py:make", "1x2", "model.py: has no function 'make'"),
         ("model.py:broken", "1x2", "RuntimeError: no weights here"),

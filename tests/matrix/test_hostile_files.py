@@ -82,7 +82,7 @@ REFUSED = {
     "npy too large": ("a.npy", saved(np.save, np.array([[0, 1e39]])), "1e+39 is not a finite float32"),
     # .npz
     "npz empty": ("a.npz", npz([]), "has no array 'shape'"),
-    "npz of two": ("a.npz", saved(np.savez, a=EYE, b=EYE), "with scipy.sparse.save_npz, a dense one with numpy"),
+    "npz of two": ("a.npz", saved(np.savez, a=EYE, b=EYE), "no array 'shape', and not one dense array alone; save a"),
     "npz of a row": ("a.npz", saved(np.savez, w=EYE[0]), "has no array 'shape' (it has: w)"),
     "npy many": ("a.npy", npy((2**20, 2**21)), "none is read of more than 4 dimensions or 2**40 numbers; save"),
     "npz cut": ("a.npz", csr()[:-30], "truncated or damaged archive"),

@@ -132,6 +132,11 @@ def test_kernels_of_another_layer_with_the_same_weights_are_not_taken(tmp_path: 
     for words, model in others.items():
         (row,) = lospmm.nn.load_(model, tmp_path / "conv", emulate=True).rows
         assert row.advice == "dense" and words in row.reason
+    product = like(nn.Linear(36, 8))
+    lospmm.nn.sparsify_(product, drawn(5, 36), **EMULATED)
+    lospmm.nn.save(product, tmp_path / "product")
+    (row,) = lospmm.nn.load_(ended, tmp_path / "product", emulate=True).rows
+    assert row.reason == "its kernels are those of a product, not a convolution: tune with the table of `lospmm layers`"
 
 
 @pytest.mark.parametrize("file", ["manifest.json", "kernel.cubin", "bias.npy", "tuning.jsonl", "matrix.npz"])

@@ -81,8 +81,12 @@ def test_what_decides_an_artifact_is_all_but_a_default_that_came_later() -> None
     [
         ({"measure": "gpu"}, None, "measure gpu: h200 is needed, and this machine has no GPU of the device table"),
         ({"verify": "gpu"}, None, "verify gpu: h200 is needed, and this machine has no GPU of the device table"),
-        ({"measure": "gpu"}, "a100", "measure gpu: h200 is needed, and this machine has a100"),
-        ({"measure": "none", "verify": "gpu"}, "a100", "verify gpu: h200 is needed, and this machine has a100"),
+        ({"measure": "gpu"}, "a100", "measure gpu: h200 is needed, and this machine has a100; use auto or none"),
+        (
+            {"measure": "none", "verify": "gpu"},
+            "a100",
+            "verify gpu: h200 is needed, and this machine has a100; use auto or cpu",
+        ),
         ({"measure": "gpu", "verify": "gpu"}, "a100", "measure gpu: h200 is needed"),
         ({"trials": "proxy"}, None, "trials proxy: nothing is timed; use measure auto on a machine with h200"),
         ({"trials": "proxy"}, "a100", "trials proxy: nothing is timed"),
