@@ -190,6 +190,18 @@ def test_progress_is_live_until_the_kernel_is_there(page: Page, view: FakeView) 
     assert page.evaluate(AUDIT) == []
 
 
+def test_a_model_that_ends_can_be_downloaded_and_no_longer_cancelled(page: Page, view: FakeView) -> None:
+    view.change(MODEL, state="running")
+    page.goto(f"/jobs/{MODEL}")
+    until(lambda: view.listeners == 1)
+    cancel, download = page.get_by_role("button", name="Cancel"), page.get_by_role("link", name="Download all kernels")
+    expect(cancel).to_be_visible()
+    expect(download).to_be_hidden()
+    view.change(MODEL, state="succeeded")
+    expect(download).to_be_visible()
+    expect(cancel).to_be_hidden()
+
+
 def test_the_list_follows_too(page: Page, view: FakeView) -> None:
     page.goto("/")
     row = page.get_by_role("row").filter(has_text=RUNNING[:12])

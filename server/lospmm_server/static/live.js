@@ -4,8 +4,8 @@
 (() => {
   const live = document.getElementById("live");
   const status = document.getElementById("status");
-  const refresh = document.querySelector(".more a");
-  if (!live || !status || !refresh) return;
+  const address = document.querySelector(".more a")?.href;
+  if (!live || !status || !address) return;
   const REST_MS = 400;      // between two looks
   const RETRY_MS = 3000;    // after the service did not answer
   let source = null;
@@ -21,7 +21,7 @@
     if (looking) { again = true; return; }
     looking = true;
     try {
-      const answer = await fetch(refresh.href, { headers: { Accept: "text/html" }, cache: "no-store" });
+      const answer = await fetch(address, { headers: { Accept: "text/html" }, cache: "no-store" });
       const page = new DOMParser().parseFromString(await answer.text(), "text/html");
       if (!answer.ok || !page.getElementById("live")) throw new Error(String(answer.status));
       take(page);
