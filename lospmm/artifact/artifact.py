@@ -131,7 +131,7 @@ class Artifact:
 def from_files(files: Mapping[str, bytes], where: str) -> Artifact:
     """Return the artifact of these files. Raises BadRequest if they are no artifact or not complete."""
     if MANIFEST_FILE not in files:
-        raise BadRequest(f"{where}: holds no {MANIFEST_FILE} of a kernel")
+        raise BadRequest(f"{where}: holds no {MANIFEST_FILE} of a kernel; of a model, name one layer's folder")
     manifest = parse(files[MANIFEST_FILE], where)
     if manifest["emitter"] not in SOURCE_FILES:
         raise BadRequest(f"{where}: emitter {manifest['emitter'][:20]!r} is not one of {', '.join(SOURCE_FILES)}")

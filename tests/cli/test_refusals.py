@@ -249,7 +249,7 @@ def test_a_damaged_artifact_is_told_from_a_sound_one(lospmm_command: Command, tm
     answer = lospmm_command("inspect", out)
     assert (answer.status, answer.error) == (2, f"{out}: manifest.json is damaged: registers: Field required")
     (out / "manifest.json").unlink()
-    assert "holds no manifest.json" in lospmm_command("inspect", out).error
+    assert "holds no manifest.json of a kernel; of a model, name" in lospmm_command("inspect", out).error
     assert "is a file" in lospmm_command("inspect", out / "kernel.cubin").error
     assert "there is no such folder" in lospmm_command("inspect", tmp_path / "gone").error
 
