@@ -24,7 +24,7 @@ from lospmm.families.pieces import (
     laid_out,
     piece_bytes,
 )
-from lospmm.families.row_block import ROWS, registers_of, threads_of
+from lospmm.families.row_block import ROWS, grid_of, registers_of, threads_of
 from lospmm.families.warpgroups import ARCH
 from lospmm.problem.problem import Launch, Problem, ceil_div
 from lospmm.problem.values import pair_bytes
@@ -109,7 +109,7 @@ def plans(problem: Problem) -> list[WideBitmap]:
         and (plan.cols == min(COLS) or n > plan.cols // 2)
         and stages_of(plan, problem, largest) >= _LEAST_STAGES
         and (plan.cluster == 1 or (plan.cluster <= pieces and _has_room(plan, problem, largest)))
-        and ceil_div(m, plan.rows) <= MAX_GRID_SIDE
+        and _grid(plan, problem)[2] <= MAX_GRID_SIDE
     ]
 
 
@@ -120,7 +120,9 @@ def _has_room(plan: WideBitmap, problem: Problem, largest: int) -> bool:
 
 
 def _grid(plan: WideBitmap, problem: Problem) -> tuple[int, int, int]:
-    return ceil_div(problem.n, plan.cols), plan.cluster, ceil_div(problem.matrix.m, plan.rows)
+    """Return the grid: no more blocks than run at once, which take several tiles each, unless they are in a cluster."""
+    across, cluster, along = grid_of(problem, plan.rows, plan.cols, plan.cluster)
+    return across, cluster, along if cluster > 1 else min(along, max(1, problem.device.sms // across))
 
 
 def _stage_bytes(plan: WideBitmap) -> int:
@@ -151,7 +153,8 @@ def _micros(problem: Problem, plan: WideBitmap, pairs: int) -> float:
     cells = matrix.m * matrix.k
     own = bytes_of_a / cells * plan.rows * CHUNK
     chunks = ceil_div(pieces, plan.cluster) * SHAPE.depth // CHUNK
-    waves = ceil_div(math.prod(_grid(plan, problem)), device.sms_of_clusters(plan.cluster))
+    tiles = math.prod(grid_of(problem, plan.rows, plan.cols, plan.cluster))
+    waves = ceil_div(tiles, device.sms_of_clusters(plan.cluster))
     products = plan.groups * plan.cols * PRODUCT_CYCLES
     fragments = FRAGMENT_CYCLES + CYCLES_PER_PAIR * plan.groups * 2 * pairs / cells
     copied = (_stage_bytes(plan) + own) / COPIED_PER_CYCLE

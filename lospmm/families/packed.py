@@ -5,8 +5,8 @@ with B and C. A template with the same settings is compiled once for all matrice
 which needs no compiler.
 
 ``families/templates/prelude.cuh`` declares what a template may use. Its kernel is ``LOSPMM_KERNEL(entry) { ... }``;
-``blockIdx.x`` counts blocks of ``cols`` columns of C, which only those blocks write, and B (k x n) and C (m x n) are
-row-major.
+only blocks of ``blockIdx.x`` write to its ``cols`` columns of C, and to those of every ``gridDim.x``-th block of columns
+after it. B (k x n) and C (m x n) are row-major.
 """
 
 import re

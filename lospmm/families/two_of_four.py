@@ -138,7 +138,7 @@ def plans(problem: Problem) -> list[TwoOfFour]:
         and stages_of(plan, problem) >= _FEEDERS
         and plan.cols // 2 + _OTHER_REGISTERS <= registers_of(plan, problem)[1]
         and (plan.cluster == 1 or _run_together(plan, problem))
-        and ceil_div(m, plan.rows) <= MAX_GRID_SIDE
+        and _grid(plan, problem)[2] <= MAX_GRID_SIDE
     ]
 
 
@@ -153,7 +153,7 @@ def _run_together(plan: TwoOfFour, problem: Problem) -> bool:
 
 
 def _grid(plan: TwoOfFour, problem: Problem) -> tuple[int, int, int]:
-    return ceil_div(problem.n, plan.cols), plan.cluster, ceil_div(problem.matrix.m, plan.rows)
+    return row_block.grid_of(problem, plan.rows, plan.cols, plan.cluster)
 
 
 def stages_of(plan: TwoOfFour, problem: Problem) -> int:

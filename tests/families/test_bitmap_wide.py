@@ -43,6 +43,15 @@ def test_every_epilogue(relu: bool, residual: bool, bias: bool, cluster: int) ->
     assert error_of(problem, pack_plan(problem, WideBitmap(1, 64, cluster))) < 1
 
 
+def test_a_block_takes_several_tiles() -> None:
+    """On a small GPU: blocks for 3 columns of tiles, whose last group has fewer, and 2 or 3 tiles of 64 rows for each."""
+    small = replace(H200, sms=9)
+    problem = replace(plain(pruned(500, 300, 0.4, seed=12, empty_rows=0.1), 64 * 25 + 8, HALF), device=small)
+    kernel = pack_plan(problem, BASE)
+    assert kernel.launch.grid == (9, 1, 1)
+    assert error_of(problem, kernel) < 1
+
+
 @pytest.mark.slow
 @settings(max_examples=8)
 @given(matrices(max_m=140, max_k=300), st.integers(9, 20), st.sampled_from(["float16", "bfloat16"]))
@@ -68,7 +77,7 @@ def test_a_piece_that_never_comes_is_noticed() -> None:
     """What would hang on a GPU: a warp that waits for a piece that nobody copies."""
     problem = plain(pruned(16, 300, 0.5, seed=11), 72, HALF)
     kernel = pack_plan(problem, BASE)
-    fetching = "    fetch(own, own_slots + (slot ^ 1) * PIECE_BYTES, pieces_full + (slot ^ 1));"
+    fetching = "      fetch(own, own_slots + (slot ^ 1) * PIECE_BYTES, pieces_full + (slot ^ 1));"
     never = replace(kernel, source=kernel.source.replace(fetching, ""))
     assert never.source != kernel.source
     with pytest.raises(VerificationFailed, match="waits for others that never come"):

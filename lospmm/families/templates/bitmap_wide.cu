@@ -1,9 +1,10 @@
 
 // A as bits and values (pieces.cuh) times many columns of B, on the tensor cores of sm_90a.
 //
-// A block has 64 rows of A for each of GROUPS warpgroups, and COLS columns of C (row_block.cuh). One warpgroup more copies
-// chunks of B, by one thread. Each warp of the others copies pieces of its own 16 rows, and makes fragments of the next chunk
-// while the tensor cores multiply by the last one.
+// A block has 64 rows of A for each of GROUPS warpgroups, and COLS columns of C (row_block.cuh), then those of another tile.
+// One warpgroup more copies chunks of B, by one thread. Each warp of the others copies pieces of its own 16 rows, and makes
+// fragments of the next chunk while the tensor cores multiply by the last one. Copies for the next tile begin while one is
+// stored.
 //
 // Copies of boxes need a map of B, in global memory. There is a place for each SM: a block has it for itself, as two of
 // them have no room in its shared memory.
@@ -12,54 +13,72 @@
 // bytes, the first ones having no bytes there; the others; places of maps.
 
 constexpr int PER_PIECE = DEPTH / CHUNK, STEPS = CHUNK / 16;  // chunks of a piece, products of a chunk
+constexpr int WARPS = 4 * GROUPS, SLOTS = 2;
 static_assert(TILES == 1 && PER_PIECE == 2 && !PAIRED);
 
-// What one thread of the last warpgroup does: all chunks from row ``first`` of B on.
-LOSPMM_INLINE void feed(unsigned char *ring, unsigned long long *full, unsigned long long *empty, int first, int chunks,
+// What one thread of the last warpgroup does: of each tile all chunks from row ``first`` of B on.
+LOSPMM_INLINE void feed(unsigned char *ring, unsigned long long *full, unsigned long long *empty, int first, int chunks, int m,
                         const unsigned char *map) {
+  const int tiles = tiles_along(m, N);
   int stage = 0;
   unsigned parity = 1;  // a ring that is empty
 #pragma unroll 1
-  for (int chunk = 0; chunk < chunks; ++chunk) {
-    lospmm_gate_wait(empty + stage, parity);
-    lospmm_bulk_expect(full + stage, STAGE);
+  for (int number = blockIdx.z; number < tiles; number += gridDim.z) {
+    const int column = static_cast<int>(tile_of(number, m).column);
+    if (column >= N) break;
+#pragma unroll 1
+    for (int chunk = 0; chunk < chunks; ++chunk) {
+      lospmm_gate_wait(empty + stage, parity);
+      lospmm_bulk_expect(full + stage, STAGE);
 #pragma unroll
-    for (int part = 0; part < PARTS; ++part)
-      lospmm_box_copy(ring + stage * STAGE + part * (CHUNK * 128), map, first + chunk * CHUNK, blockIdx.x * COLS + part * 64,
-                      full + stage);
-    if (++stage == STAGES) stage = 0, parity ^= 1;
+      for (int part = 0; part < PARTS; ++part)
+        lospmm_box_copy(ring + stage * STAGE + part * (CHUNK * 128), map, first + chunk * CHUNK, column + part * 64, full + stage);
+      if (++stage == STAGES) stage = 0, parity ^= 1;
+    }
   }
 }
 
-// The pieces of a warp, one after another.
+// The pieces of a warp, those from ``first`` to ``end_piece`` of each tile in turn.
 struct Pieces {
-  const unsigned char *firsts, *others;
-  const unsigned *starts;
-  int next, end_piece;
-  unsigned start, end;  // of the next, read a piece ahead of their use
+  const int m, first, end_piece, pieces, tiles;
+  int number, next;        // of the tile, and of the piece
+  unsigned start, end;     // of the next, read a piece ahead of their use
+  const unsigned *starts;  // of all pieces of the tile's rows
+  const unsigned char *firsts;
 };
-LOSPMM_INLINE void bounds(Pieces &own) {
-  if (own.next < own.end_piece) own.start = __ldg(own.starts + own.next), own.end = __ldg(own.starts + own.next + 1);
+LOSPMM_INLINE void bounds(Pieces &own) { own.start = __ldg(own.starts + own.next), own.end = __ldg(own.starts + own.next + 1); }
+LOSPMM_INLINE void turn_to_tile(Pieces &own) {
+  if (own.number >= own.tiles) return;
+  const Tile tile = tile_of(own.number, own.m);
+  if (tile.column >= N) own.number = own.tiles;  // what would follow are other rows of the same group
+  const long long rows = static_cast<long long>(tile.row_block) * WARPS + threadIdx.x / 32;
+  own.firsts = lospmm_data + FIRST_ARRAY + rows * (FIRSTS * PIECE_BYTES);
+  own.starts = lospmm_array<unsigned>(1) + rows * own.pieces;
+  own.next = own.first;
 }
 LOSPMM_INLINE void fetch(Pieces &own, unsigned char *slot, unsigned long long *barrier) {
-  if (own.next < own.end_piece && threadIdx.x % 32 == 0) {
+  if (own.number >= own.tiles) return;
+  if (threadIdx.x % 32 == 0) {
     const bool is_first = own.next < FIRSTS;
     const int bytes = is_first ? PIECE_BYTES : static_cast<int>(own.end - own.start) * 16;
     lospmm_bulk_expect(barrier, bytes);
-    lospmm_bulk_copy(slot, is_first ? own.firsts + own.next * PIECE_BYTES : own.others + own.start * 16ll, bytes, barrier);
+    lospmm_bulk_copy(slot, is_first ? own.firsts + own.next * PIECE_BYTES : lospmm_array<unsigned char>(2) + own.start * 16ll,
+                     bytes, barrier);
   }
-  ++own.next;
-  bounds(own);
+  if (++own.next == own.end_piece) {
+    own.number += LOSPMM_CLUSTER > 1 ? own.tiles : gridDim.z;
+    turn_to_tile(own);
+  }
+  if (own.number < own.tiles) bounds(own);
 }
 
 LOSPMM_KERNEL(ENTRY) {
 #if !RESIDUAL
   const Element *residual = nullptr;
 #endif
-  constexpr long long n = N;
-  const int k = static_cast<int>(lospmm_number(1)), pieces = (k + DEPTH - 1) / DEPTH, rank = blockIdx.y;
+  const int m = static_cast<int>(lospmm_number(0)), k = static_cast<int>(lospmm_number(1)), rank = blockIdx.y;
+  const int pieces = (k + DEPTH - 1) / DEPTH, tiles = tiles_along(m, N);
   const int first = pieces * rank / LOSPMM_CLUSTER, end = pieces * (rank + 1) / LOSPMM_CLUSTER;
-  constexpr int WARPS = 4 * GROUPS, SLOTS = 2;
   unsigned char *ring = lospmm_shared, *slots = ring + STAGES * STAGE;
   uint2 *all_places = reinterpret_cast<uint2 *>(slots + WARPS * SLOTS * PIECE_BYTES);
   unsigned char *const scratch = reinterpret_cast<unsigned char *>(all_places + WARPS * WORDS);
@@ -75,52 +94,58 @@ LOSPMM_KERNEL(ENTRY) {
     for (int slot = 0; slot < WARPS * SLOTS; ++slot) lospmm_bulk_make(pieces_full + slot);
   }
   unsigned char *const map = const_cast<unsigned char *>(lospmm_array<unsigned char>(3)) + lospmm_sm() * MAP_BYTES;
-  if (warp == WARPS) lospmm_map_make<CHUNK>(map, scratch, b, k, n);
+  if (warp == WARPS) lospmm_map_make<CHUNK>(map, scratch, b, k, N);
   __syncthreads();
   if (warp >= WARPS) {
     lospmm_give_registers<FEEDING_REGISTERS>();
-    if (warp == WARPS && lane == 0) feed(ring, full, empty, first * DEPTH, (end - first) * PER_PIECE, map);
+    if (warp == WARPS && lane == 0) feed(ring, full, empty, first * DEPTH, (end - first) * PER_PIECE, m, map);
     return;
   }
   lospmm_take_registers<REGISTERS>();
 
-  float sums[PARTS][32] = {};
   unsigned weights[PER_PIECE][STEPS][4];
   unsigned char *const own_slots = slots + warp * (SLOTS * PIECE_BYTES);
   uint2 *const places = all_places + warp * WORDS;
   pieces_full += warp * SLOTS;
-  const long long tile = static_cast<long long>(blockIdx.z) * WARPS + warp;
-  Pieces own = {lospmm_data + FIRST_ARRAY + tile * (FIRSTS * PIECE_BYTES), lospmm_array<unsigned char>(2),
-                lospmm_array<unsigned>(1) + tile * pieces, first, end, 0, 0};
-  bounds(own);
+  Pieces own = {m, first, end, pieces, tiles, static_cast<int>(blockIdx.z), first, 0, 0, nullptr, nullptr};
+  turn_to_tile(own);
+  if (own.number < tiles) bounds(own);
   fetch(own, own_slots, pieces_full);
   int stage = 0, slot = 0;
   unsigned parity = 0, slot_parity = 0;
 #pragma unroll 1
-  for (int piece = first; piece < end; ++piece) {
-    __syncwarp();  // all fragments of the piece before were made
-    fetch(own, own_slots + (slot ^ 1) * PIECE_BYTES, pieces_full + (slot ^ 1));
-    lospmm_bulk_wait(pieces_full + slot, slot_parity);
-    count(places, own_slots + slot * PIECE_BYTES);
-    __syncwarp();
+  for (int number = blockIdx.z; number < tiles; number += gridDim.z) {
+    const Tile tile = tile_of(number, m);
+    if (tile.column >= N) break;
+    float sums[PARTS][32] = {};
+#pragma unroll 1
+    for (int piece = first; piece < end; ++piece) {
+      __syncwarp();  // all fragments of the piece before were made
+      fetch(own, own_slots + (slot ^ 1) * PIECE_BYTES, pieces_full + (slot ^ 1));
+      lospmm_bulk_wait(pieces_full + slot, slot_parity);
+      count(places, own_slots + slot * PIECE_BYTES);
+      __syncwarp();
 #pragma unroll
-    for (int of = 0; of < PER_PIECE; ++of) {
+      for (int of = 0; of < PER_PIECE; ++of) {
 #pragma unroll
-      for (int step = 0; step < STEPS; ++step) fragment_of(weights[of][step], places + of * 16 + step * 4);
-      lospmm_bulk_wait(full + stage, parity);
-      const LospmmColumns columns = lospmm_columns(ring + stage * STAGE);
-      lospmm_wgmma_begin();
+        for (int step = 0; step < STEPS; ++step) fragment_of(weights[of][step], places + of * 16 + step * 4);
+        lospmm_bulk_wait(full + stage, parity);
+        const LospmmColumns columns = lospmm_columns(ring + stage * STAGE);
+        lospmm_wgmma_begin();
 #pragma unroll
-      for (int step = 0; step < STEPS; ++step)
-        lospmm_wgmma_columns(sums, weights[of][step], lospmm_behind_rows(columns, step * 16));
-      lospmm_wgmma_commit();
-      lospmm_wgmma_wait<1>();  // the chunk before
-      if ((piece > first || of) && lane == 0) lospmm_gate_arrive(empty + (stage ? stage : STAGES) - 1);
-      if (++stage == STAGES) stage = 0, parity ^= 1;
+        for (int step = 0; step < STEPS; ++step)
+          lospmm_wgmma_columns(sums, weights[of][step], lospmm_behind_rows(columns, step * 16));
+        lospmm_wgmma_commit();
+        lospmm_wgmma_wait<1>();  // the chunk before
+        if ((piece > first || of) && lane == 0) lospmm_gate_arrive(empty + (stage ? stage : STAGES) - 1);
+        if (++stage == STAGES) stage = 0, parity ^= 1;
+      }
+      slot ^= 1;
+      slot_parity ^= slot == 0;
     }
-    slot ^= 1;
-    slot_parity ^= slot == 0;
+    lospmm_wgmma_wait<0>();
+    if (lane == 0) lospmm_gate_arrive(empty + (stage ? stage : STAGES) - 1);
+    lospmm_store_rows<STAGES * STAGE>(sums, tile, ring, done, m, N, c, residual);
+    if (LOSPMM_CLUSTER > 1) break;
   }
-  lospmm_wgmma_wait<0>();
-  lospmm_store_rows<STAGES * STAGE>(sums, ring, done, static_cast<int>(lospmm_number(0)), n, c, residual);
 }

@@ -1,10 +1,27 @@
 
-// What blocks of 64 rows of A for each of GROUPS warpgroups, and of COLS columns of C, have in common. A ring has STAGES chunks
-// of B, CHUNK rows of COLS columns. The LOSPMM_CLUSTER blocks that share rows and columns of C have columns of A of their own,
+// What blocks have in common that compute tiles of C: 64 rows of A for each of GROUPS warpgroups, and COLS columns. A ring has
+// STAGES chunks of B, CHUNK rows of COLS columns. The LOSPMM_CLUSTER blocks that share a tile have columns of A of their own,
 // and add up in the end.
+//
+// Tiles of gridDim.x neighbours along the columns are a group. Blocks along z take the rows of the first group, then those of
+// the next one: what is read at one time, and from the L2 cache, is few columns of B.
 
 constexpr int CHUNK = 64, PARTS = COLS / 64, STAGE = CHUNK * COLS * 2;  // bytes, of B
 static_assert(COLS % 64 == 0);
+
+// The rows and columns of C that come ``number``-th for a block; there are none where a group has fewer tiles than others.
+struct Tile {
+  int row_block;
+  long long column;
+};
+LOSPMM_INLINE int tiles_along(int m, long long n) {
+  const int across = static_cast<int>((n + COLS - 1) / COLS), groups = (across + gridDim.x - 1) / gridDim.x;
+  return groups * ((m + 64 * GROUPS - 1) / (64 * GROUPS));
+}
+LOSPMM_INLINE Tile tile_of(int number, int m) {
+  const int row_blocks = (m + 64 * GROUPS - 1) / (64 * GROUPS), group = number / row_blocks;
+  return {number - group * row_blocks, static_cast<long long>(group * gridDim.x + blockIdx.x) * COLS};
+}
 
 // Two neighbours of a row of C, from their place on.
 LOSPMM_INLINE unsigned finished_pair(float first, float second, int row, long long place, const Element *residual) {
@@ -12,22 +29,34 @@ LOSPMM_INLINE unsigned finished_pair(float first, float second, int row, long lo
          static_cast<unsigned>(lospmm_finished(second, row, place + 1, residual)) << 16;
 }
 
+// ``second`` of a lane whose number has not this bit, and ``first`` of the one that has it.
+template <int bit>
+LOSPMM_INLINE void change_places(unsigned &first, unsigned &second) {
+  const bool has = threadIdx.x & bit;
+  const unsigned other = __shfl_xor_sync(~0u, has ? first : second, bit);
+  if (has)
+    first = other;
+  else
+    second = other;
+}
+
 template <bool is_so>
 struct Whether {
   static constexpr bool value = is_so;
 };
 
-// The sums of a block to C, by way of shared memory; ``done`` is a barrier for all warps that multiply.
+// The sums of a tile to C. Of a cluster by way of the ring, which is not used any more then; ``done`` is a barrier for all
+// warps that multiply.
 template <int ring_bytes>
-LOSPMM_INLINE void lospmm_store_rows(const float (&sums)[PARTS][32], unsigned char *ring, unsigned long long *done, int m,
-                                     long long n, Element *c, const Element *residual) {
-  // Nobody reads the ring any more.
-  if (threadIdx.x % 32 == 0) lospmm_gate_arrive(done);
-  lospmm_gate_wait(done, 0);
-  const int lane = threadIdx.x % 32, rank = blockIdx.y;
-  const long long column = static_cast<long long>(blockIdx.x) * COLS;
-  const int above = static_cast<int>(blockIdx.z) * (64 * GROUPS) + threadIdx.x / 32 * 16;
+LOSPMM_INLINE void lospmm_store_rows(const float (&sums)[PARTS][32], const Tile &tile, unsigned char *ring,
+                                     unsigned long long *done, int m, long long n, Element *c, const Element *residual) {
+  const int lane = threadIdx.x % 32;
+  const long long column = tile.column;
+  const int above = tile.row_block * (64 * GROUPS) + threadIdx.x / 32 * 16;
 #if LOSPMM_CLUSTER > 1
+  if (lane == 0) lospmm_gate_arrive(done);
+  lospmm_gate_wait(done, 0);
+  const int rank = blockIdx.y;
   // Each block of a cluster adds up and stores a part of the columns, from its own sums on: all that others have of it is
   // asked for at once. What is not stored is not asked for: a thread that is done with its part must have nothing under way.
   constexpr int THREADS = 128 * GROUPS, FOURS = COLS / 8, OWN = FOURS / LOSPMM_CLUSTER;
@@ -70,37 +99,31 @@ LOSPMM_INLINE void lospmm_store_rows(const float (&sums)[PARTS][32], unsigned ch
   };
   // What is all there by itself, since loads with a condition wait for each other.
   const long long own_begin = column + rank * OWN * 8;
-  if (static_cast<int>(blockIdx.z + 1) * (64 * GROUPS) <= m && own_begin + OWN * 8 <= n)
+  if ((tile.row_block + 1) * (64 * GROUPS) <= m && own_begin + OWN * 8 <= n)
     collect(Whether<true>());
   else if (own_begin < n)
     collect(Whether<false>());
   lospmm_cluster_leave();  // nobody goes while others read its sums
 #else
-  // A warp's part of C by way of shared memory, where it is read again row by row.
-  constexpr int PIECE = 16 / sizeof(Element), STRIDE = COLS + PIECE;  // elements
-  static_assert(64 * GROUPS * STRIDE * sizeof(Element) <= ring_bytes);
-  Element *own_rows = reinterpret_cast<Element *>(ring) + threadIdx.x / 32 * (16 * STRIDE);
+  // Four lanes have two neighbours each of every eight columns of a row: after they changed places, a lane has all of one eight.
 #pragma unroll
   for (int upper = 0; upper < 2; ++upper) {
-    const int of_warp = lane / 4 + 8 * upper, row = min(above + of_warp, m - 1);
+    const int row = above + lane / 4 + 8 * upper;
+    const long long of_row = min(row, m - 1) * n;
 #pragma unroll
-    for (int eight = 0; eight < COLS / 8; ++eight) {
-      const int of_block = eight * 8 + lane % 4 * 2;
-      const long long place = row * n + min(column + of_block, n - 2);
-      const float *two = sums[eight / 8] + eight % 8 * 4 + upper * 2;
-      *reinterpret_cast<unsigned *>(own_rows + of_warp * STRIDE + of_block) =
-          finished_pair(two[0], two[1], row, place, residual);
+    for (int first = 0; first < COLS / 8; first += 4) {
+      unsigned pairs[4];
+#pragma unroll
+      for (int eight = 0; eight < 4; ++eight) {
+        const float *two = sums[first / 8] + (first % 8 + eight) * 4 + upper * 2;
+        const long long of_block = column + (first + eight) * 8 + lane % 4 * 2;
+        pairs[eight] = finished_pair(two[0], two[1], min(row, m - 1), of_row + min(of_block, n - 2), residual);
+      }
+      change_places<1>(pairs[0], pairs[1]), change_places<1>(pairs[2], pairs[3]);
+      change_places<2>(pairs[0], pairs[2]), change_places<2>(pairs[1], pairs[3]);
+      const long long own = column + (first + lane % 4) * 8;
+      if (row < m && own < n) *reinterpret_cast<uint4 *>(c + of_row + own) = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
     }
   }
-  __syncwarp();
-#pragma unroll
-  for (int part = 0; part < PARTS; ++part)
-#pragma unroll
-    for (int some = 0; some < 16; some += 4) {
-      const int row = some + lane / 8, of_block = part * 64 + lane % 8 * PIECE;
-      if (above + row < m && column + of_block < n)
-        *reinterpret_cast<uint4 *>(c + (above + row) * n + column + of_block) =
-            *reinterpret_cast<const uint4 *>(own_rows + row * STRIDE + of_block);
-    }
 #endif
 }

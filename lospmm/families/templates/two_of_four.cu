@@ -22,11 +22,11 @@ LOSPMM_INLINE void copy_parts(unsigned char *even, unsigned char *odd, const voi
 
 // What a warp of the last warpgroup does: every fourth chunk.
 LOSPMM_INLINE void feed(unsigned char *ring, unsigned char *shares, unsigned long long *full, unsigned long long *empty,
-                        int first, int end, const Element *b, long long n) {
+                        int first, int end, long long first_column, const Element *b, long long n) {
   // A lane copies 16 bytes of each 64 columns, of every fourth row. They are 128 bytes a row, whose 16-byte pieces change
   // places by the row.
   const int warp = threadIdx.x / 32 % FEEDERS, lane = threadIdx.x % 32, piece = lane % 8, line = lane / 8;
-  const long long column = static_cast<long long>(blockIdx.x) * COLS + piece * 8;
+  const long long column = first_column + piece * 8;
   b += column;
   const int places[2] = {line * 128 + (piece ^ line) * 16, (4 + line) * 128 + (piece ^ (4 + line)) * 16};
   // A lane has every 32nd row's place. The last chunk's are read again instead of those that there are not.
@@ -75,7 +75,10 @@ LOSPMM_KERNEL(lospmm_two_of_four) {
   unsigned char *shares = ring + STAGES * STAGE;
   unsigned long long *full = reinterpret_cast<unsigned long long *>(shares + STAGES * SHARE);
   unsigned long long *empty = full + STAGES, *done = empty + STAGES;
-  const int *starts = lospmm_array<int>(0) + blockIdx.z;
+  const int m = static_cast<int>(lospmm_number(1));
+  const Tile tile = tile_of(blockIdx.z, m);
+  if (tile.column >= n) return;
+  const int *starts = lospmm_array<int>(0) + tile.row_block;
   const int chunks = starts[1] - starts[0], rank = blockIdx.y;
   const int first = starts[0] + chunks * rank / LOSPMM_CLUSTER, end = starts[0] + chunks * (rank + 1) / LOSPMM_CLUSTER;
   if (threadIdx.x == 0) {
@@ -89,7 +92,7 @@ LOSPMM_KERNEL(lospmm_two_of_four) {
   const int own = threadIdx.x / 128, lane = threadIdx.x % 32;  // a warpgroup
   if (own == GROUPS) {
     lospmm_give_registers<FEEDING_REGISTERS>();
-    if (first < end) feed(ring, shares, full, empty, first, end, b, n);
+    if (first < end) feed(ring, shares, full, empty, first, end, tile.column, b, n);
     return;
   }
   lospmm_take_registers<REGISTERS>();
@@ -130,5 +133,5 @@ LOSPMM_KERNEL(lospmm_two_of_four) {
   }
   lospmm_wgmma_wait<0>();
 
-  lospmm_store_rows<STAGES * STAGE>(sums, ring, done, static_cast<int>(lospmm_number(1)), n, c, residual);
+  lospmm_store_rows<STAGES * STAGE>(sums, tile, ring, done, m, n, c, residual);
 }
