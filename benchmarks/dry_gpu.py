@@ -20,6 +20,8 @@ LAUNCH_MICROS = 25.0
 
 def answer_to(task: object) -> Answer:
     match task:
+        case str():  # which library to open
+            return Answer()
         case Prepare():
             time.sleep(PREPARE)
             return Answer(Ready("dry", "a dry run", (13, 0), 50 << 20, 5))

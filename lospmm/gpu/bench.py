@@ -9,7 +9,7 @@ An illegal address, an illegal instruction, a hang or a crash costs that kernel 
 
 import threading
 from collections.abc import Sequence
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -48,9 +48,9 @@ START_ATTEMPTS = 2
 class Bench:
     """One problem on the first GPU: B drawn from ``seed``, and a worker that holds A, B and C.
 
-    The worker is started by the first request and lives until it fails or the block ends; its start does not count
-    towards the time limit of a kernel. Not thread-safe. ``cache`` is the state of the L2 cache before a launch.
-    ``kernel_seconds`` is the time limit of a kernel, if it is less than LOSPMM_MEASURE_SECONDS. Launches rotate
+    The worker is started by ``open`` or the first request and lives until it fails or the block ends; its start does
+    not count towards the time limit of a kernel. Not thread-safe. ``cache`` is the state of the L2 cache before a
+    launch. ``kernel_seconds`` is the time limit of a kernel, if it is less than LOSPMM_MEASURE_SECONDS. Launches rotate
     through at most ``most_copies`` of B and C: fewer take less time if they are small, but more of them stays in the
     cache.
     """
@@ -73,7 +73,8 @@ class Bench:
         self._prepare: Prepare | None = None
         self._worker: WorkerProcess | None = None
         self._told = False  # the worker holds this problem
-        self._begun: Measure | None = None  # begun by the worker, not requested yet
+        self._begun: object = None  # the task that the worker began and nobody requested yet
+        self._gate: Future[bytes] | None = None  # being compiled
         self.kernel_seconds: float | None = None
         self.most_copies = MAX_COPIES
 
@@ -98,6 +99,8 @@ class Bench:
         self._begun = None
         if worker is not None:
             worker.end()
+        if self._gate is not None:
+            wait([self._gate])
 
     def measure(self, cubin: bytes | Path, entry: str, launch: Launch, *, effort: Effort = FULL) -> Measurement:
         """Check and time a kernel of B, C and a residual if any.
@@ -131,6 +134,18 @@ class Bench:
             return self._ask(command, task)
         except _Failed as failed:
             raise GpuFault(f"{command}: {failed}") from None
+
+    def open(self) -> None:
+        """Start a worker, unless one is running, and compile the gate, without waiting for either.
+
+        The first request repeats and reports what failed. Raises GpuFault and ToolchainFault.
+        """
+        if self._worker is None:
+            self._worker, self._begun, self._told = WorkerProcess(self._command), "open", False
+            self._worker.send(("open", settings().driver), settings().prepare_seconds)
+            threads = ThreadPoolExecutor(1, thread_name_prefix="gate")
+            self._gate = threads.submit(compile_gate, self.problem.device.arch)
+            threads.shutdown(wait=False)
 
     def start(self) -> Ready:
         """Start a worker unless one is running, and say what GPU it has. Raises as ``measure`` does."""
@@ -166,7 +181,7 @@ class Bench:
         return min(settings().measure_seconds, self.kernel_seconds or float("inf"))
 
     def _drop_begun(self) -> None:
-        """Wait for begun work that was never requested."""
+        """Wait for begun work that nobody requested."""
         begun, self._begun = self._begun, None
         if begun is not None and self._worker is not None:
             try:
@@ -181,8 +196,12 @@ class Bench:
         if self._worker is not None and self._worker.has_ended():  # between two requests: no kernel's fault
             self.close()
         if self._prepare is None:
+            if self._gate is not None:
+                wait([self._gate])
             prepared = _prepare(self.problem, self._seed, self.cache)
             self._prepare = replace(prepared, most_copies=self.most_copies)
+        if not self._told:
+            self._drop_begun()  # that it has opened the GPU
         if self._worker is not None and not self._told:
             self._tell(self._worker, self._prepare)
         if self._worker is None:

@@ -2,8 +2,8 @@
 
 Run as ``python -P -m lospmm.gpu.worker`` by ``lospmm.gpu.process``. It reads requests from standard input and answers
 on the original standard output: a pair of a command's name and its task, answered by an ``Answer`` (``messages.py``).
-The first is "prepare"; another one later gives it another problem. It ends at the end of its input, and after an
-error that leaves the GPU's context unusable.
+"open" opens the GPU for a problem that follows, "prepare" gives it the problem, and later another one. It ends at the
+end of its input, and after an error that leaves the GPU's context unusable.
 
 To add a command, write a function of the ``Workbench`` and a task, and add a row to ``COMMANDS``.
 """
@@ -120,8 +120,11 @@ def serve(requests: BinaryIO, answers: BinaryIO, opener: Callable[[str], Driver]
         assert isinstance(request, tuple), "a request is a name and a task"
         name, task = request
         try:
-            if bench is None or name == "prepare":
-                driver = opener(task.driver) if driver is None else driver
+            if driver is None:
+                driver = opener(task if name == "open" else task.driver)
+            if name == "open":
+                answer = Answer()
+            elif bench is None or name == "prepare":
                 if bench is not None:
                     release(driver, bench.operands)
                     bench = None

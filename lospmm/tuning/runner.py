@@ -182,7 +182,7 @@ class GpuRunner:
             except (ToolchainFault, BadRequest) as error:
                 return Measurement(None, None, str(error))
         with self.stages.part("measure_trials"):
-            self.bench.start()  # which takes over a second, and is no measurement
+            self.bench.start()  # waits until the GPU has started, which is no measurement
             if self._ran:
                 self.bench.kernel_seconds = max(self.budget.left, LEAST_KERNEL_SECONDS)
             with self.budget.measuring():

@@ -99,12 +99,13 @@ class Session:
         return self._prefetched[name]
 
     def bench(self, problem: Problem, cancel: threading.Event | None, cache: str = "cold") -> Bench:
-        """Return the worker that runs kernels, set to this problem and state of the L2 cache."""
+        """Return the worker that runs kernels, which may still be starting, for this problem and cache state."""
         if self._bench is None:
             self._bench = self._stack.enter_context(Bench(problem, cancel=cancel))
         else:
             self._bench.turn_to(problem, cancel)
         self._bench.cache = CACHE_STATES[cache]
+        self._bench.open()
         return self._bench
 
     def known(self, problem: Problem, cache: str) -> Mapping[str, BaselineTime]:

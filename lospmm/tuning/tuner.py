@@ -29,10 +29,10 @@ def tuned(job: Job) -> Callable[[], Outcome]:
     job.budget.reserve_seconds, job.budget.measurements = reserve_seconds(job), MEASUREMENTS
     if options.measure == "gpu":
         job.session.builders(options.emitter)  # they start while this process searches
-    known = prepared(job)
     with ExitStack() as stack:
+        bench = _bench(job, stack)  # it starts while this process searches
+        known = prepared(job)
         prefetched = stack.enter_context(job.session.prefetched(tuning_of(problem, options)))
-        bench = _bench(job, stack)
         if options.measure == "gpu":
             assert bench is not None
             known = _raced(job, known, bench, prefetched)

@@ -1,6 +1,7 @@
 """Isolation: whatever a kernel does costs that kernel and its process alone. The GPU is a fake one (fake_gpu.py)."""
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -218,6 +219,36 @@ def test_what_was_begun_fails_as_what_is_asked(bench: Bench, tmp_path: Path, kin
     bench.begin(path, "kernel", LAUNCH)
     if is_asked_for:
         assert FAILURES[kind][0] in str(bench.measure(path, "kernel", LAUNCH).failure)
+    assert run(bench, "good").failure is None
+
+
+def test_an_answer_that_waited_is_not_late(bench: Bench, tmp_path: Path) -> None:
+    assert run(bench, "good").failure is None
+    bench.begin(in_file(tmp_path, "good"), "kernel", LAUNCH)
+    worker = bench._worker
+    assert worker is not None and worker._sent is not None
+    wait_until(lambda: bool(select.select([worker._streams()[1]], [], [], 0.0)[0]))
+    worker._sent.deadline = 0.0
+    assert bench.measure(tmp_path / "good", "kernel", LAUNCH).failure is None
+
+
+def test_a_worker_is_opened_in_advance(bench: Bench) -> None:
+    bench.open()
+    (worker,) = workers()
+    assert bench.ready is None, "it was not waited for"
+    bench.open()
+    assert run(bench, "good").failure is None
+    assert workers() == [worker]
+    bench.close()
+    bench.open()
+    bench.close()
+    assert not workers()
+
+
+def test_a_worker_that_fails_to_open_is_replaced(bench: Bench) -> None:
+    bench._command, command = (sys.executable, "-c", "import sys; sys.exit(7)"), bench._command
+    bench.open()
+    bench._command = command
     assert run(bench, "good").failure is None
 
 

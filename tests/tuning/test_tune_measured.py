@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 from lospmm.artifact import artifact, kept
@@ -231,6 +232,24 @@ def test_a_budget_that_is_enough_changes_nothing(plain: Artifact, store: Store) 
     assert long.cubin == plain.cubin
     assert [line["measured_micros"] for line in _log(long)] == [line["measured_micros"] for line in _log(plain)]
     assert long.manifest["measured"]["cusparse_micros"] > 0
+
+
+@pytest.mark.usefixtures("on_the_machine")
+def test_the_gpu_starts_while_the_search_does(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And its process ends with a search that is interrupted."""
+
+    def workers() -> list[psutil.Process]:
+        children = [one for one in psutil.Process().children() if one.status() != psutil.STATUS_ZOMBIE]
+        return [one for one in children if machine_gpu.__file__ in one.cmdline()]
+
+    def prepared(_job: object) -> None:
+        assert len(workers()) == 1
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tuner, "prepared", prepared)
+    with pytest.raises(KeyboardInterrupt):
+        tuned(store)
+    assert not workers()
 
 
 @pytest.mark.usefixtures("on_the_machine")
