@@ -21,7 +21,6 @@ from fastapi.responses import FileResponse, RedirectResponse, Response
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from lospmm.artifact.artifact import Artifact
 from lospmm.errors import LospmmError
 from lospmm.problem.device import USUAL_DEVICE
 from lospmm.settings import settings
@@ -31,10 +30,13 @@ from lospmm_server.forms import Query as FormQuery
 from lospmm_server.forms import received_form
 from lospmm_server.kernel_view import KernelView, compared, speedup_scale, view_kernel
 from lospmm_server.negotiation import negotiate
+from lospmm_server.queries import JobRow
 from lospmm_server.responses import CACHE_CONTROL
 from lospmm_server.schemas import DIGEST_PATTERN, JobState, KernelQuery, ModelQuery, Problem
 from lospmm_server.uploads import Received, has_gpu, offered_devices
-from lospmm_server.views import STATES, JobListPage, JobPage, View
+from lospmm_server.views import View
+
+STATES = tuple(map(str, JobState))
 
 _FOLDER = Path(__file__).parent
 _HTML = "text/html"
@@ -136,7 +138,7 @@ def pages_router(pages: Pages, view: View) -> APIRouter:
         if state and state not in STATES:
             raise HTTPException(404, f"no job has such a state; there are {', '.join(STATES)}")
         found = await view.jobs(request, state or None, cursor)
-        return await to_thread(_jobs_page, pages, request, found, {"state": state, "cursor": cursor})
+        return await to_thread(_jobs_page, pages, request, *found, {"state": state, "cursor": cursor})
 
     @router.post("/jobs")
     async def post_job(request: Request) -> Response:
@@ -155,17 +157,19 @@ def pages_router(pages: Pages, view: View) -> APIRouter:
     async def get_job(request: Request, job: str) -> Response:
         found = await view.job(request, _checked(job))
         is_kernel = found.kind == "kernel" and found.state == JobState.SUCCEEDED
-        return await to_thread(_job_page, pages, request, found, await view.kernel(request, job) if is_kernel else None)
+        kernel = await to_thread(view_kernel, job, await view.kernel(request, job)) if is_kernel else None
+        return await to_thread(_job_page, pages, request, found, kernel)
 
     @router.get("/kernels/{digest}")
     async def get_kernel(request: Request, digest: str) -> Response:
         kernel = await to_thread(view_kernel, digest, await view.kernel(request, _checked(digest)))
-        return await to_thread(_kernel_page, pages, request, kernel)
+        return await to_thread(pages.page, request, "kernel.html", title=f"Kernel {digest[:12]}", kernel=kernel)
 
     @router.get("/kernels/{digest}/beside")
     async def get_two_kernels(request: Request, digest: str, other: str) -> Response:
         both = [await to_thread(view_kernel, one, await view.kernel(request, _checked(one))) for one in (digest, other)]
-        return await to_thread(_two_kernels_page, pages, request, both)
+        rows = compared(*both)
+        return await to_thread(pages.page, request, "compare.html", title="Two kernels", kernels=both, rows=rows)
 
     @router.get("/manual/{name:path}")
     async def get_manual(request: Request, name: str) -> Response:
@@ -221,7 +225,7 @@ def _checked(digest: str) -> str:
     return digest
 
 
-def _job_page(pages: Pages, request: Request, job: JobPage, kernel: Artifact | None) -> Response:
+def _job_page(pages: Pages, request: Request, job: JobRow, kernel: KernelView | None) -> Response:
     return pages.page(
         request,
         "job.html",
@@ -230,7 +234,7 @@ def _job_page(pages: Pages, request: Request, job: JobPage, kernel: Artifact | N
         summary=_summary(job),
         kinds=" ".join(KINDS),
         scale=speedup_scale([layer.speedup for layer in job.layers]),
-        kernel=None if kernel is None else view_kernel(job.id, kernel),
+        kernel=kernel,
     )
 
 
@@ -259,15 +263,7 @@ async def _refused(pages: Pages, request: Request, view: View, form: str, error:
     found = await view.jobs(request, None, None)
     asked = {"state": "", "cursor": None}
     refused = RefusedForm(form, problem, getattr(request.state, "typed", {}))
-    return await to_thread(_jobs_page, pages, request, found, asked, refused)
-
-
-def _kernel_page(pages: Pages, request: Request, kernel: KernelView) -> Response:
-    return pages.page(request, "kernel.html", title=f"Kernel {kernel.digest[:12]}", kernel=kernel)
-
-
-def _two_kernels_page(pages: Pages, request: Request, both: Sequence[KernelView]) -> Response:
-    return pages.page(request, "compare.html", title="Two kernels", kernels=both, rows=compared(*both))
+    return await to_thread(_jobs_page, pages, request, *found, asked, refused)
 
 
 def _manual_page(pages: Pages, request: Request, name: str) -> Response:
@@ -282,9 +278,14 @@ def _manual_page(pages: Pages, request: Request, name: str) -> Response:
 
 
 def _jobs_page(
-    pages: Pages, request: Request, found: JobListPage, asked: Mapping[str, Any], refused: RefusedForm | None = None
+    pages: Pages,
+    request: Request,
+    jobs: Sequence[JobRow],
+    following: int | None,
+    asked: Mapping[str, Any],
+    refused: RefusedForm | None = None,
 ) -> Response:
-    pending = sum(job.is_pending for job in found.jobs)
+    pending = sum(not job.is_ended for job in jobs)
     own = [("auto", "the GPU of the service")] if has_gpu() else []
     return pages.page(
         request,
@@ -293,13 +294,13 @@ def _jobs_page(
         title="Jobs",
         refused=refused,
         families=[("all", "all"), *((name, name) for name in FAMILY_NAMES)],
-        jobs=found.jobs,
+        jobs=jobs,
         filters=("", *STATES),
         state=asked["state"],
-        summary=f"{len(found.jobs)} shown, {pending} of them not done yet.",
+        summary=f"{len(jobs)} shown, {pending} of them not done yet.",
         pending=pending,
         here=_url(**asked),
-        following=found.following and _url(**{**asked, "cursor": found.following}),
+        following=following and _url(**{**asked, "cursor": following}),
         is_later=asked["cursor"] is not None,
         devices=own + [(device.name, device.title) for device in offered_devices()],
         usual="" if own else USUAL_DEVICE,
@@ -315,7 +316,7 @@ def _url(**parameters: Any) -> str:
     return f"/?{query}" if query else "/"
 
 
-def _summary(job: JobPage) -> str:
+def _summary(job: JobRow) -> str:
     """Return one line for screens and screen readers; it changes with the stage, not with every unit."""
     doing = f": {job.stage.replace('_', ' ')}" if job.stage and job.state == JobState.RUNNING else ""
     layers = f", {job.progress['layers'][0]} of {job.progress['layers'][1]} layers" if "layers" in job.progress else ""

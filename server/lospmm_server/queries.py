@@ -46,23 +46,23 @@ _ESTIMATED = (
 _COLUMNS = kernels.c.request["n"].as_integer().label("n")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LayerState:
     """A layer of a model; one that could not be read has no digest and no sizes."""
 
     name: str
-    n: int | None
     state: str
-    digest: str | None
-    stage: str | None
-    progress: Mapping[str, tuple[int, int]]
-    error: Problem | None
-    m: int | None
-    k: int | None
-    nnz: int | None
-    speedup: float | None  # over dense cuBLAS, where both were timed
-    estimated_micros: float | None  # forecast of one launch
-    skipped: str | None  # why no kernel was asked for
+    n: int | None = None
+    digest: str | None = None
+    stage: str | None = None
+    progress: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    error: Problem | None = None
+    m: int | None = None
+    k: int | None = None
+    nnz: int | None = None
+    speedup: float | None = None  # over dense cuBLAS, where both were timed
+    estimated_micros: float | None = None  # forecast of one launch
+    skipped: str | None = None  # why no kernel was asked for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +81,7 @@ class JobRow:
     attempts: int = 0
     is_cancelling: bool = False
     stage: str | None = None
-    progress: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    progress: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # (done, total) by stage; a model's by layers
     error: Problem | None = None
     request: Mapping[str, Any] = field(default_factory=dict)  # a kernel's; of a model n and device
     speedup: float | None = None
@@ -91,6 +91,23 @@ class JobRow:
     def is_ended(self) -> bool:
         """Whether it has ended."""
         return self.state in ENDED
+
+    @property
+    def title(self) -> str:
+        """Title of its page."""
+        return f"Model {self.name}" if self.kind == "model" else f"Kernel {self.id[:12]}"
+
+    @property
+    def seconds(self) -> float | None:
+        """Seconds from its start to its end."""
+        if self.started is None or self.ended is None:
+            return None
+        return max(0.0, (self.ended - self.started).total_seconds())
+
+    @property
+    def fraction(self) -> tuple[int, int] | None:
+        """(done, total) of the layers of a model, or of the stage of a kernel that reported last."""
+        return self.progress.get("layers" if self.kind == "model" else self.stage or "")
 
     @property
     def watched(self) -> list[str]:
@@ -205,22 +222,15 @@ def _models(team: str | None) -> sa.Select[Any]:
 
 
 def _kernel(row: Any) -> JobRow:
+    own = ("turn", "key", "created", "started", "ended", "attempts", "stage", "request", "speedup")
     return JobRow(
         id=row.digest,
         kind="kernel",
         state=row.seen,
-        turn=row.turn,
-        key=row.key,
-        created=row.created,
-        started=row.started,
-        ended=row.ended,
-        attempts=row.attempts,
         is_cancelling=row.cancel,
-        stage=row.stage,
         progress=_progress(row.progress),
         error=_problem(row.error) if row.seen == row.state else describe(Cancelled()),
-        request=row.request,
-        speedup=row.speedup,
+        **_columns(row, own),
     )
 
 
@@ -261,21 +271,17 @@ def _since(created: datetime, moment: datetime | None) -> datetime | None:
 
 def _layer(row: Any) -> LayerState:
     unread = "failed" if row.skipped is None else SKIPPED
+    own = ("name", "n", "digest", "stage", "m", "k", "nnz", "speedup", "estimated_micros", "skipped")
     return LayerState(
-        name=row.name,
-        n=row.n,
         state=unread if row.bad is not None or row.state is None else row.state,
-        digest=row.digest,
-        stage=row.stage,
         progress=_progress(row.progress or {}),
         error=_problem(row.bad or row.error),
-        m=row.m,
-        k=row.k,
-        nnz=row.nnz,
-        speedup=row.speedup,
-        estimated_micros=row.estimated_micros,
-        skipped=row.skipped,
+        **_columns(row, own),
     )
+
+
+def _columns(row: Any, names: Sequence[str]) -> dict[str, Any]:
+    return {name: getattr(row, name) for name in names}
 
 
 def _state_of(states: Sequence[LayerState], *, is_cancelled: bool) -> str:

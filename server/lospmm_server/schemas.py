@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import Header, Path, Query
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 from lospmm.artifact.manifest import Manifest
 from lospmm.problem.device import DEVICES
 from lospmm.problem.problem import MAX_COLUMNS
-from lospmm.tuning.options import CHOICES
+from lospmm.tuning.options import CHOICES, Options
 
 #: A request holds its connection while it waits, in seconds.
 MAX_WAIT = 600.0
@@ -47,6 +47,12 @@ Cursor = Annotated[
 ]
 
 
+def _choice(option: str, description: str) -> Any:
+    """Return the field of an option that has CHOICES."""
+    default = getattr(Options(), option)
+    return Field(default, max_length=80, description=description, json_schema_extra={"enum": list(CHOICES[option])})
+
+
 class TuningQuery(BaseModel):
     """The parameters of a tuning; any other is refused, so that a misspelt one is noticed."""
 
@@ -68,60 +74,26 @@ class TuningQuery(BaseModel):
         examples=["h200"],
         json_schema_extra={"enum": ["auto", *DEVICES]},
     )
-    emitter: str = Field(
-        default="auto",
-        max_length=80,
-        description="The language of the kernel; auto: machine code where it was run on a GPU, else PTX.",
-        json_schema_extra={"enum": list(CHOICES["emitter"])},
+    emitter: str = _choice(
+        "emitter", "The language of the kernel; auto: machine code where it was run on a GPU, else PTX."
     )
-    verify: str = Field(
-        default="auto",
-        max_length=80,
-        description="Where the kernel is run against float64; auto: on the GPU where there is one.",
-        json_schema_extra={"enum": list(CHOICES["verify"])},
-    )
-    trials: str = Field(
-        default="full",
-        max_length=80,
-        description="What is timed: full: kernels; proxy: stand-ins, then the fastest kernels.",
-        json_schema_extra={"enum": list(CHOICES["trials"])},
-    )
-    dtype: str = Field(
-        default="float32",
-        max_length=80,
-        description="What B and C are made of.",
-        json_schema_extra={"enum": list(CHOICES["dtype"])},
-    )
-    sums: str = Field(
-        default="float32",
-        max_length=80,
-        description="What sums may be rounded to: float32, or dtype where that has 16 bits.",
-        json_schema_extra={"enum": list(CHOICES["sums"])},
-    )
+    verify: str = _choice("verify", "Where the kernel is run against float64; auto: on the GPU where there is one.")
+    trials: str = _choice("trials", "What is timed: full: kernels; proxy: stand-ins, then the fastest kernels.")
+    dtype: str = _choice("dtype", "What B and C are made of.")
+    sums: str = _choice("sums", "What sums may be rounded to: float32, or dtype where that has 16 bits.")
     families: str = Field(
         default="all",
         max_length=200,
         description="The kernel families that take part, with commas between, or all.",
         examples=["unrolled", "tensor_core,csr"],
     )
-    cache: str = Field(
-        default="cold",
-        max_length=80,
-        description="What a launch that is timed finds in the L2 cache: not B, B, or what a network leaves there.",
-        json_schema_extra={"enum": list(CHOICES["cache"])},
+    cache: str = _choice(
+        "cache", "What a launch that is timed finds in the L2 cache: not B, B, or what a network leaves there."
     )
-    memory: str = Field(
-        default="fast",
-        max_length=80,
-        description="low: a kernel that reads A as those of every N do, so that they can share one copy.",
-        json_schema_extra={"enum": list(CHOICES["memory"])},
+    memory: str = _choice(
+        "memory", "low: a kernel that reads A as those of every N do, so that they can share one copy."
     )
-    values: str = Field(
-        default="dtype",
-        max_length=80,
-        description="What A is held in: its dtype, or 8 bits with a scale for each row.",
-        json_schema_extra={"enum": list(CHOICES["values"])},
-    )
+    values: str = _choice("values", "What A is held in: its dtype, or 8 bits with a scale for each row.")
     seed: int = Field(default=0, ge=0, lt=2**63, description="Draws the values of a pattern (.smtx).")
 
 

@@ -1,18 +1,17 @@
 """The service as the pages see it (``views.View``)."""
 
+from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 from fastapi import Request
 
 from lospmm.artifact.artifact import Artifact
 from lospmm_server import queries
 from lospmm_server.models import read_model
-from lospmm_server.queries import JobRow, LayerState
+from lospmm_server.queries import JobRow
 from lospmm_server.schemas import PAGE, KernelQuery, ModelQuery
 from lospmm_server.service import Service
 from lospmm_server.uploads import Received, read_request
-from lospmm_server.views import JobListPage, JobPage, LayerPage
 
 
 class ServiceView:
@@ -21,15 +20,16 @@ class ServiceView:
     def __init__(self, service: Service) -> None:
         self._service = service
 
-    async def jobs(self, request: Request, state: str | None, cursor: int | None) -> JobListPage:
+    async def jobs(
+        self, request: Request, state: str | None, cursor: int | None
+    ) -> tuple[Sequence[JobRow], int | None]:
         """Return a page of jobs."""
         service, team = self._service, request.state.caller.sees
-        found, following = await service.ask(queries.page_of_jobs, service.database, state, cursor, PAGE, team)
-        return JobListPage(tuple(map(_job, found)), following)
+        return await service.ask(queries.page_of_jobs, service.database, state, cursor, PAGE, team)
 
-    async def job(self, request: Request, job: str) -> JobPage:
+    async def job(self, request: Request, job: str) -> JobRow:
         """Return a job."""
-        return _job(await self._service.job(job, request.state.caller))
+        return await self._service.job(job, request.state.caller)
 
     async def kernel(self, request: Request, digest: str) -> Artifact:
         """Return a finished kernel."""
@@ -51,42 +51,3 @@ class ServiceView:
     async def cancel(self, request: Request, job: str) -> None:
         """Cancel a job."""
         await self._service.cancel(job, request.state.caller)
-
-
-def _job(job: JobRow) -> JobPage:
-    request: dict[str, Any] = dict(job.request)
-    sizes = {name: request.get(name) for name in ("m", "k", "nnz", "n")}
-    return JobPage(
-        id=job.id,
-        kind=job.kind,
-        state=job.state,
-        name=job.name,
-        created=job.created,
-        started=job.started,
-        ended=job.ended,
-        attempts=job.attempts,
-        is_cancelling=job.is_cancelling,
-        stage=job.stage,
-        progress=job.progress,
-        error=job.error,
-        device=request.get("device", {}).get("name", ""),
-        layers=tuple(map(_layer, job.layers)),
-        **sizes,
-    )
-
-
-def _layer(layer: LayerState) -> LayerPage:
-    return LayerPage(
-        name=layer.name,
-        n=layer.n,
-        state=layer.state,
-        skipped=layer.skipped,
-        digest=layer.digest,
-        stage=layer.stage,
-        error=layer.error,
-        m=layer.m,
-        k=layer.k,
-        nnz=layer.nnz,
-        speedup=layer.speedup,
-        estimated_micros=layer.estimated_micros,
-    )

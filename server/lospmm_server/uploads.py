@@ -29,7 +29,7 @@ from lospmm.model.layer_table import LayerSpec
 from lospmm.problem.device import DEVICES, USUAL_DEVICE, DeviceSpec
 from lospmm.settings import settings
 from lospmm.toolchain.discover import find_toolkit, has_arch
-from lospmm.tuning.options import Options
+from lospmm.tuning.options import SERVED_OPTIONS, Options
 from lospmm.tuning.request import Request as TuningRequest
 from lospmm_server.schemas import KernelQuery, TuningQuery
 
@@ -123,17 +123,7 @@ def check_n(n: int) -> None:
 
 def options_of(query: TuningQuery) -> Options:
     """Return the options of a query. Raises BadRequest."""
-    return Options(
-        emitter=query.emitter,
-        verify=query.verify,
-        trials=query.trials,
-        dtype=query.dtype,
-        sums=query.sums,
-        families=query.families,
-        cache=query.cache,
-        memory=query.memory,
-        values=query.values,
-    )
+    return Options(**{name: getattr(query, name) for name in SERVED_OPTIONS})
 
 
 def check_worker_gpu(name: str | None) -> None:

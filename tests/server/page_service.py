@@ -31,9 +31,9 @@ from lospmm.tuning.request import Request as TuningRequest
 from lospmm_server import schemas
 from lospmm_server.origin import refuse_foreign_pages
 from lospmm_server.pages import Pages, error_handler, pages_router
+from lospmm_server.queries import JobRow, LayerState
 from lospmm_server.schemas import KernelQuery, ModelQuery
 from lospmm_server.uploads import Received, UploadRoom
-from lospmm_server.views import JobListPage, JobPage, LayerPage
 
 NOON = datetime(2026, 1, 2, 12, 0, 0, tzinfo=UTC)
 HOSTILE = "<script>alert(1)</script>\"'&"
@@ -87,26 +87,26 @@ def without_space(kernel: Artifact) -> Artifact:
 class FakeView:
     """``found`` are the jobs, the newest first; ``change`` tells those who follow one of them."""
 
-    found: dict[str, JobPage] = field(default_factory=dict)
+    found: dict[str, JobRow] = field(default_factory=dict)
     kernels: dict[str, Artifact] = field(default_factory=dict)
     submitted: list[tuple[str, bytes, KernelQuery]] = field(default_factory=list)
     fault: Exception | None = None
     version: int = 0
     listeners: int = 0
 
-    async def jobs(self, _: Request, state: str | None, cursor: int | None) -> JobListPage:
+    async def jobs(self, _: Request, state: str | None, cursor: int | None) -> tuple[list[JobRow], int | None]:
         self._fail()
         chosen = [job for job in self.found.values() if state in (None, job.state)]
         first = cursor or 0
         following = first + PAGE if len(chosen) > first + PAGE else None
-        return JobListPage(tuple(chosen[first : first + PAGE]), following)
+        return chosen[first : first + PAGE], following
 
-    async def job(self, _: Request, job: str) -> JobPage:
+    async def job(self, _: Request, job: str) -> JobRow:
         self._fail()
         if job in self.found:
             return self.found[job]
         if job in self.kernels:
-            return JobPage(id=job, kind="kernel", state="succeeded")
+            return JobRow(id=job, kind="kernel", state="succeeded")
         raise HTTPException(404, f"{job}: no job of this id; post its matrix (again)")
 
     async def kernel(self, _: Request, digest: str) -> Artifact:
@@ -127,7 +127,7 @@ class FakeView:
         content = await upload.read()
         digest = digest_of(f"{content!r}{query}")
         self.submitted.append((upload.filename or "", content, query))
-        self.found = {digest: JobPage(id=digest, kind="kernel", state="queued", created=NOON), **self.found}
+        self.found = {digest: JobRow(id=digest, kind="kernel", state="queued", created=NOON), **self.found}
         return digest
 
     def change(self, job: str, **fields: Any) -> None:
@@ -158,7 +158,7 @@ def app_of(view: FakeView) -> FastAPI:
                         sent = view.version
                         state = view.found[job].state
                         yield f"id: {sent + 1}\nevent: {state if state != 'running' else 'progress'}\ndata: {{}}\n\n"
-                        if not view.found[job].is_pending:
+                        if view.found[job].is_ended:
                             return
                     await asyncio.sleep(0.02)
             finally:
@@ -200,17 +200,19 @@ def problem(detail: str) -> schemas.Problem:
     )
 
 
-def a_model(kernel: str) -> JobPage:
+def a_model(kernel: str) -> JobRow:
     """Timed, not timed, under way, and one that cannot be read."""
     sizes: dict[str, Any] = {"m": 512, "k": 2048, "n": 4096, "nnz": 104_857}
     layers = (
-        LayerPage(name="encoder.0.weight", state="succeeded", digest=kernel, speedup=2.5, **sizes),
-        LayerPage(name="encoder.1.weight", state="succeeded", digest=digest_of("one"), speedup=0.8, **sizes),
-        LayerPage(name="encoder.2.weight", state="succeeded", digest=digest_of("two"), estimated_micros=7.846, **sizes),
-        LayerPage(name="encoder.3.weight", state="running", digest=digest_of("three"), stage="compile", **sizes),
-        LayerPage(name=HOSTILE, state="failed", error=problem(f"{HOSTILE}: truncated or damaged archive")),
+        LayerState(name="encoder.0.weight", state="succeeded", digest=kernel, speedup=2.5, **sizes),
+        LayerState(name="encoder.1.weight", state="succeeded", digest=digest_of("one"), speedup=0.8, **sizes),
+        LayerState(
+            name="encoder.2.weight", state="succeeded", digest=digest_of("two"), estimated_micros=7.846, **sizes
+        ),
+        LayerState(name="encoder.3.weight", state="running", digest=digest_of("three"), stage="compile", **sizes),
+        LayerState(name=HOSTILE, state="failed", error=problem(f"{HOSTILE}: truncated or damaged archive")),
     )
-    return JobPage(
+    return JobRow(
         id=digest_of("model"),
         kind="model",
         state="running",
@@ -220,7 +222,6 @@ def a_model(kernel: str) -> JobPage:
         attempts=1,
         stage="compile",
         progress={"layers": (4, 5)},
-        n=4096,
-        device="h200",
+        request={"n": 4096, "device": {"name": "h200"}},
         layers=layers,
     )

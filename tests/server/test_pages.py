@@ -26,8 +26,8 @@ from lospmm.tuning.options import CHOICES, FAMILY_NAMES
 from lospmm_server import manual, uploads
 from lospmm_server.faults import Busy, DatabaseFault
 from lospmm_server.pages import HEADERS
+from lospmm_server.queries import JobRow
 from lospmm_server.uploads import NO_GPU
-from lospmm_server.views import JobPage
 from tests.server.page_reader import BROWSER, Page, page
 from tests.server.page_service import (
     HOSTILE,
@@ -53,7 +53,7 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
 
 @pytest.fixture
 def view(kernel: Artifact) -> FakeView:
-    running = JobPage(
+    running = JobRow(
         id=digest_of("running"),
         kind="kernel",
         state="running",
@@ -61,16 +61,12 @@ def view(kernel: Artifact) -> FakeView:
         started=NOON,
         stage="compile",
         progress={"reorder": (1, 1), "compile": (12, 64)},
-        m=512,
-        k=2048,
-        nnz=104_857,
-        n=4096,
-        device="h200",
+        request={"m": 512, "k": 2048, "nnz": 104_857, "n": 4096, "device": {"name": "h200"}},
     )
-    done = JobPage(
+    done = JobRow(
         id=KERNEL, kind="kernel", state="succeeded", created=NOON, started=NOON, ended=NOON + timedelta(seconds=12.34)
     )
-    failed = JobPage(id=digest_of("failed"), kind="kernel", state="failed", error=problem(f"{HOSTILE}: damaged"))
+    failed = JobRow(id=digest_of("failed"), kind="kernel", state="failed", error=problem(f"{HOSTILE}: damaged"))
     model = a_model(KERNEL)
     return FakeView({job.id: job for job in (running, model, done, failed)}, {KERNEL: kernel})
 

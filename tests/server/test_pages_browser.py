@@ -17,7 +17,7 @@ from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_play
 from lospmm.artifact.artifact import Artifact
 from lospmm.store import Store
 from lospmm_server.faults import DatabaseFault
-from lospmm_server.views import JobPage
+from lospmm_server.queries import JobRow
 from tests.server.page_service import (
     NOON,
     FakeView,
@@ -73,7 +73,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def view(kernel: Artifact) -> FakeView:
-    running = JobPage(
+    running = JobRow(
         id=RUNNING,
         kind="kernel",
         state="running",
@@ -81,11 +81,7 @@ def view(kernel: Artifact) -> FakeView:
         started=NOON,
         stage="compile",
         progress={"reorder": (1, 1), "compile": (12, 64)},
-        m=160,
-        k=96,
-        nnz=3072,
-        n=2000,
-        device="h200",
+        request={"m": 160, "k": 96, "nnz": 3072, "n": 2000, "device": {"name": "h200"}},
     )
     failed = replace(running, id=FAILED, state="failed", error=problem("W.npz: truncated"), ended=NOON)
     model = a_model(KERNEL)
