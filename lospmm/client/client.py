@@ -13,8 +13,9 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import wraps
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +37,7 @@ from lospmm.problem.weights import Weights, flattened, matrix_and_values
 from lospmm.stages import Progress, silent
 
 Result = TypeVar("Result")
+Given = ParamSpec("Given")
 
 #: Seconds of one long poll for a job whose events do not arrive.
 POLL_SECONDS = 20.0
@@ -68,6 +70,16 @@ class LayerResult:
     error: LospmmError | None = None
     skipped: str | None = None
     n: int | None = None
+
+
+def _listed(method: Callable[Given, Iterator[LayerResult]]) -> Callable[Given, list[LayerResult]]:
+    """Return a method with the same parameters that returns a list."""
+
+    @wraps(method)
+    def listed(*arguments: Given.args, **options: Given.kwargs) -> list[LayerResult]:
+        return list(method(*arguments, **options))
+
+    return listed
 
 
 class Client:
@@ -135,50 +147,6 @@ class Client:
             upload = with_bias(upload, bias)
         return self._tuned(upload, query, stages(progress), _deadline(timeout_seconds))
 
-    def tune_model(
-        self,
-        model: ModelWeights,
-        n: int | Iterable[int] | None = None,
-        *,
-        layers: LayerTable | None = None,
-        name: str | None = None,
-        device: str = "auto",
-        convolution: Convolution | None = None,
-        biases: Biases = False,
-        relu: bool = False,
-        residual: bool = False,
-        seed: int = 0,
-        progress: LayerProgress | None = None,
-        timeout_seconds: float | None = None,
-        **options: Any,
-    ) -> list[LayerResult]:
-        """Tune the layers of a model: a ``.safetensors``, ``.onnx`` or ``.pt``, a folder, or weights by name.
-
-        ``layers`` gives each layer its own n or convolution, bias and epilogue, in place of those of all layers. With
-        several n a layer has a result for each, and ``progress`` names like fc1.weight@8.
-        ``biases`` are those of layers by name, or True: each layer of a model's file has the one beside its weight.
-
-        A layer that is wrong, or that has no kernel in the end, has an ``error`` and the others their kernels; what is
-        ``skipped`` comes last. Raises BadMatrix where the model cannot be read at all, and the rest as ``tune``.
-        """
-        return list(
-            self.each_layer(
-                model,
-                n,
-                layers=layers,
-                name=name,
-                device=device,
-                convolution=convolution,
-                biases=biases,
-                relu=relu,
-                residual=residual,
-                seed=seed,
-                progress=progress,
-                timeout_seconds=timeout_seconds,
-                **options,
-            )
-        )
-
     def each_layer(
         self,
         model: ModelWeights,
@@ -197,9 +165,17 @@ class Client:
         has: Callable[[LayerKernel, str], bool] | None = None,
         **options: Any,
     ) -> Iterator[LayerResult]:
-        """Yield the results of ``tune_model`` with one kernel in memory at a time, once all have ended.
+        """Tune the layers of a model: a ``.safetensors``, ``.onnx`` or ``.pt``, a folder, or weights by name.
 
-        A kernel that the caller ``has``, with this digest, is not fetched.
+        ``layers`` gives each layer its own n or convolution, bias and epilogue, in place of those of all layers. With
+        several n a layer has a result for each, and ``progress`` names like fc1.weight@8.
+        ``biases`` are those of layers by name, or True: each layer of a model's file has the one beside its weight.
+
+        A layer that is wrong, or that has no kernel in the end, has an ``error`` and the others their kernels; what is
+        ``skipped`` comes last. Raises BadMatrix where the model cannot be read at all, and the rest as ``tune``.
+
+        ``each_layer`` yields the results once all have ended, with one kernel in memory at a time; ``tune_model``
+        returns them as a list. A kernel that the caller ``has``, with this digest, is not fetched.
         """
         query = options_query(device, seed, options)
         if layers is None:
@@ -230,6 +206,8 @@ class Client:
                     yield self._with_kernel(result, found, {**query, **row_query(kernel.row)})
         for layer, reason in posted.skipped.items():
             yield LayerResult(layer, skipped=reason)
+
+    tune_model = _listed(each_layer)
 
     def kernel(self, digest: str) -> Kernel:
         """Fetch a finished kernel, and check every byte of its files.
