@@ -6,7 +6,7 @@ from functools import wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import numpy as np
 import typer
@@ -18,7 +18,7 @@ from lospmm.problem.dtype import DTYPES, FLOAT32
 from lospmm.problem.problem import Problem
 from lospmm.progress import tell
 from lospmm.settings import settings
-from lospmm.tuning.options import Options, check_served
+from lospmm.tuning.options import Options, called, check_served
 
 MatrixArgument = Annotated[
     Path, typer.Argument(metavar="MATRIX", help="A pruned weight matrix: .npz .npy .mtx .smtx .safetensors .onnx .pt.")
@@ -60,52 +60,22 @@ KeyOption = Annotated[str | None, typer.Option("--key", help="The API key of the
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on stdout, nothing else.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", help="No progress on stderr.")]
 
-#: The flag of each field of ``Options``; its default is the field's.
+#: The help of each option's flag, or its flag if other commands have it too; type and default are the option's.
 _OPTION_FLAGS: Mapping[str, Any] = MappingProxyType(
     {
         "emitter": EmitterOption,
-        "ranker": Annotated[
-            str,
-            typer.Option(
-                "--ranker",
-                help="none: order by the estimate; lambdamart: by a model trained on the GPU; auto: that, if any.",
-            ),
-        ],
-        "shortlist_size": Annotated[int, typer.Option("--shortlist", help="Candidates to time first, or to list.")],
-        "measure": Annotated[
-            str, typer.Option("--measure", help="gpu: time candidates; none: choose by estimate; auto: gpu if present.")
-        ],
-        "trials": Annotated[
-            str,
-            typer.Option(
-                "--trials", help="full: time the kernels themselves; proxy: stand-ins for them, then the best."
-            ),
-        ],
-        "budget_seconds": Annotated[
-            float | None, typer.Option("--budget", help="Time limit in seconds; 0: nothing is timed.")
-        ],
-        "verify": Annotated[
-            str,
-            typer.Option("--verify", help="gpu, cpu or none: where C is compared with float64; auto: gpu if present."),
-        ],
-        "dtype": Annotated[str, typer.Option("--dtype", help="Type of B and C: float32, tf32, float16 or bfloat16.")],
-        "sums": Annotated[
-            str, typer.Option("--sums", help="What sums may be rounded to: float32, or the 16-bit type of --dtype.")
-        ],
-        "families": Annotated[
-            str, typer.Option("--families", help="Kernel families to search, separated by commas, or all.")
-        ],
+        "ranker": "none: order by the estimate; lambdamart: by a model trained on the GPU; auto: that, if any.",
+        "shortlist_size": "Candidates to time first, or to list.",
+        "measure": "gpu: time candidates; none: choose by estimate; auto: gpu if present.",
+        "trials": "full: time the kernels themselves; proxy: stand-ins for them, then the best.",
+        "budget_seconds": "Time limit in seconds; 0: nothing is timed.",
+        "verify": "gpu, cpu or none: where C is compared with float64; auto: gpu if present.",
+        "dtype": "Type of B and C: float32, tf32, float16 or bfloat16.",
+        "sums": "What sums may be rounded to: float32, or the 16-bit type of --dtype.",
+        "families": "Kernel families to search, separated by commas, or all.",
         "cache": CacheOption,
-        "memory": Annotated[
-            str,
-            typer.Option(
-                "--memory", help="low: kernels of every N read one copy of A (lospmm join); fast: the fastest."
-            ),
-        ],
-        "values": Annotated[
-            str,
-            typer.Option("--values", help="What A is held in: dtype, or int8 or fp8_e4m3 with a scale for each row."),
-        ],
+        "memory": "low: kernels of every N read one copy of A (lospmm join); fast: the fastest.",
+        "values": "What A is held in: dtype, or int8 or fp8_e4m3 with a scale for each row.",
     }
 )
 
@@ -145,7 +115,7 @@ class Tuning:
 def tunes(command: Callable[..., None]) -> Callable[..., None]:
     """Add the flags of a tuning to a command, after its own; it is called with their values as ``tuning``."""
     own = [one for one in signature(command).parameters.values() if one.name != "tuning"]
-    flags = {name: (flag, getattr(Options(), name)) for name, flag in _OPTION_FLAGS.items()} | dict(_OTHER_FLAGS)
+    flags = {name: (_flag(name), getattr(Options(), name)) for name in _OPTION_FLAGS} | dict(_OTHER_FLAGS)
 
     @wraps(command)
     def run(**given: Any) -> None:
@@ -158,6 +128,13 @@ def tunes(command: Callable[..., None]) -> Callable[..., None]:
     ]
     run.__signature__ = Signature([*own, *added])  # type: ignore[attr-defined]  # where Typer looks
     return run
+
+
+def _flag(name: str) -> Any:
+    flag = _OPTION_FLAGS[name]
+    if not isinstance(flag, str):
+        return flag
+    return Annotated[get_type_hints(Options)[name], typer.Option(f"--{called(name)}", help=flag)]
 
 
 def _tuning(device: str, seed: int, server: str | None, key: str | None, **options: Any) -> Tuning:
