@@ -1,7 +1,7 @@
 """manifest.json: a kernel, its launch, and how it was found. docs/manifest.md describes its fields."""
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import MISSING, asdict, dataclass, fields
 from functools import cache
 from typing import Any, Literal
 
@@ -261,28 +261,19 @@ def parse(content: bytes, where: str) -> dict[str, Any]:
     except BadRequest as error:
         raise BadRequest(f"{where}: {MANIFEST_FILE} is damaged: {error}") from None
     assert isinstance(manifest, dict)
+    manifest.setdefault("cubin_family", manifest.get("family", "unrolled"))
+    _complete(manifest, Manifest)
+    _complete(manifest["search"], SearchSummary)
     if manifest["tile"] is not None:
-        manifest["tile"].setdefault("split_k", 1)  # kernels of before there were splits
-        manifest["tile"].setdefault("thread_columns", 1)  # ... and pairs
-        manifest["tile"].setdefault("thread_words", 1)  # ... and two words to a thread
-        manifest["tile"].setdefault("walks", 1)
-    manifest.setdefault("version", None)
-    manifest.setdefault("convolution", None)  # ... and convolutions
-    manifest.setdefault("epilogue", {"bias": False, "relu": False, "residual": False})
-    manifest.setdefault("family", "unrolled")  # ... and other families
-    manifest.setdefault("plan", None)
-    manifest.setdefault("cubin_family", manifest["family"])  # ... and dense
-    manifest.setdefault("dense", None)
-    manifest["search"].setdefault("families", [])
-    manifest["search"].setdefault("dense_forecast_micros", None)
-    manifest["search"].setdefault("memory", "fast")
-    manifest.setdefault("accuracy", asdict(ACCURACY["float32"]))  # ... and other types
-    manifest.setdefault("sums", "float32")
-    manifest.setdefault("weights", "dtype")
-    if manifest.setdefault("measured", None) is not None:
-        cublas = ("cublas_fp16", "cublas_bf16", "cublas_int8", "cublas_fp8")
-        libraries = (*cublas, "cusparselt_fp16", "cusparselt_bf16")
-        for name in (*(f"{library}_micros" for library in libraries), "cusparselt_weights", "driver"):
-            manifest["measured"].setdefault(name, None)
-        manifest["measured"].setdefault("cache", "cold" if manifest["measured"]["cold"] else "warm")
+        _complete(manifest["tile"], Tile)
+    if (measured := manifest["measured"]) is not None:
+        measured.setdefault("cache", "cold" if measured["cold"] else "warm")
+        _complete(measured, Measured)
     return manifest
+
+
+def _complete(found: dict[str, Any], kind: Any) -> None:
+    """Add the fields of ``kind`` that manifests of earlier versions lack, with their defaults."""
+    for field in fields(kind):
+        if field.name not in found and field.default is not MISSING:
+            found[field.name] = json.loads(json.dumps(field.default, default=asdict))
