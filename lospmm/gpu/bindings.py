@@ -56,39 +56,39 @@ def _text_of(status: cu.CUresult) -> str:
     return str(text.decode() if found == cu.CUresult.CUDA_SUCCESS and text is not None else status.name)
 
 
-def capture(stream: int, enqueue: Callable[[], None]) -> Graph:
-    """Capture a CUDA graph; see ``Driver.capture``.
+class GraphDriver:
+    """Part of a ``Driver``: CUDA graphs on its stream."""
 
-    The mode is relaxed: a library may load code of its own meanwhile, which stricter modes forbid.
-    """
-    check(cu.cuStreamBeginCapture(stream, cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED))
-    try:
-        enqueue()
-    except BaseException:
-        cu.cuStreamEndCapture(stream)  # its result is useless, but it ends the capture
-        raise
-    graph = check(cu.cuStreamEndCapture(stream))
-    try:
-        executable = check(cu.cuGraphInstantiate(graph, 0))
-    finally:
-        check(cu.cuGraphDestroy(graph))
-    timed = cu.CUevent_flags.CU_EVENT_DEFAULT.value
-    return Graph((executable, check(cu.cuEventCreate(timed)), check(cu.cuEventCreate(timed))))
+    stream: int
 
+    def capture(self, enqueue: Callable[[], None]) -> Graph:
+        """Capture a graph; the mode is relaxed, as a library may load code of its own meanwhile."""
+        check(cu.cuStreamBeginCapture(self.stream, cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED))
+        try:
+            enqueue()
+        except BaseException:
+            cu.cuStreamEndCapture(self.stream)  # its result is useless, but it ends the capture
+            raise
+        graph = check(cu.cuStreamEndCapture(self.stream))
+        try:
+            executable = check(cu.cuGraphInstantiate(graph, 0))
+        finally:
+            check(cu.cuGraphDestroy(graph))
+        timed = cu.CUevent_flags.CU_EVENT_DEFAULT.value
+        return Graph((executable, check(cu.cuEventCreate(timed)), check(cu.cuEventCreate(timed))))
 
-def replay_micros(stream: int, graph: Graph) -> float:
-    """Run a graph once; see ``Driver.replay_micros``."""
-    executable, start, end = graph.handle
-    check(cu.cuEventRecord(start, stream))
-    check(cu.cuGraphLaunch(executable, stream))
-    check(cu.cuEventRecord(end, stream))
-    check(cu.cuEventSynchronize(end))
-    return 1000.0 * float(check(cu.cuEventElapsedTime(start, end)))
+    def replay_micros(self, graph: Graph) -> float:
+        """Run a graph once and time it."""
+        executable, start, end = graph.handle
+        check(cu.cuEventRecord(start, self.stream))
+        check(cu.cuGraphLaunch(executable, self.stream))
+        check(cu.cuEventRecord(end, self.stream))
+        check(cu.cuEventSynchronize(end))
+        return 1000.0 * float(check(cu.cuEventElapsedTime(start, end)))
 
-
-def discard(graph: Graph) -> None:
-    """Free a graph without raising: after a fault there is nothing left to free."""
-    executable, start, end = graph.handle
-    cu.cuGraphExecDestroy(executable)
-    cu.cuEventDestroy(start)
-    cu.cuEventDestroy(end)
+    def discard(self, graph: Graph) -> None:
+        """Free a graph without raising: after a fault there is nothing left to free."""
+        executable, start, end = graph.handle
+        cu.cuGraphExecDestroy(executable)
+        cu.cuEventDestroy(start)
+        cu.cuEventDestroy(end)

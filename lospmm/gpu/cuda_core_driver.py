@@ -4,7 +4,7 @@ cuda.core allocates from pools in stream order, which torch and cuSPARSE do not 
 memory.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -14,15 +14,14 @@ from cuda.core import Device, LaunchConfig, ObjectCode, launch
 from numpy.typing import NDArray
 
 from lospmm.errors import GpuFault
-from lospmm.gpu import bindings
-from lospmm.gpu.bindings import check, faults_named
-from lospmm.gpu.protocol import SHARED_BYTES_UNASKED, Driver, Function, Graph, LaunchShape
+from lospmm.gpu.bindings import GraphDriver, check, faults_named
+from lospmm.gpu.protocol import SHARED_BYTES_UNASKED, Driver, Function, LaunchShape
 
 _REGISTERS = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NUM_REGS
 _SHARED_BYTES = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
 
-class CudaCoreDriver:
+class CudaCoreDriver(GraphDriver):
     """A row of ``DRIVERS``: the first GPU. Raises GpuFault."""
 
     name = "cuda-core"
@@ -106,18 +105,6 @@ class CudaCoreDriver:
             check(cu.cuKernelSetAttribute(_SHARED_BYTES, shape.shared_bytes, function.handle.handle, 0))
         config = LaunchConfig(grid=tuple(shape.grid), block=shape.block, shmem_size=shape.shared_bytes)
         launch(self._stream, config, function.handle, *arguments)
-
-    def capture(self, enqueue: Callable[[], None]) -> Graph:
-        """Capture a graph."""
-        return bindings.capture(self.stream, enqueue)
-
-    def replay_micros(self, graph: Graph) -> float:
-        """Run a graph once and time it."""
-        return bindings.replay_micros(self.stream, graph)
-
-    def discard(self, graph: Graph) -> None:
-        """Free a graph."""
-        bindings.discard(graph)
 
     def synchronize(self) -> None:
         """Wait for the stream."""

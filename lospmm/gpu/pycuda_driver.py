@@ -3,22 +3,21 @@
 PyCUDA knows no CUDA graphs; they come from cuda.bindings, on PyCUDA's stream and context.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pycuda.driver as cuda
 from numpy.typing import NDArray
 
-from lospmm.gpu import bindings
-from lospmm.gpu.bindings import faults_named
-from lospmm.gpu.protocol import SHARED_BYTES_UNASKED, Driver, Function, Graph, LaunchShape
+from lospmm.gpu.bindings import GraphDriver, faults_named
+from lospmm.gpu.protocol import SHARED_BYTES_UNASKED, Driver, Function, LaunchShape
 
 #: CU_STREAM_NON_BLOCKING, for which PyCUDA has no name.
 _NON_BLOCKING = 1
 
 
-class PycudaDriver:
+class PycudaDriver(GraphDriver):
     """A row of ``DRIVERS``: the first GPU. Raises GpuFault."""
 
     name = "pycuda"
@@ -117,18 +116,6 @@ class PycudaDriver:
             shared=shape.shared_bytes,
             stream=self._stream,
         )
-
-    def capture(self, enqueue: Callable[[], None]) -> Graph:
-        """Capture a graph."""
-        return bindings.capture(self.stream, enqueue)
-
-    def replay_micros(self, graph: Graph) -> float:
-        """Run a graph once and time it."""
-        return bindings.replay_micros(self.stream, graph)
-
-    def discard(self, graph: Graph) -> None:
-        """Free a graph."""
-        bindings.discard(graph)
 
     @faults_named()
     def synchronize(self) -> None:
