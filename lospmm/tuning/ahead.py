@@ -40,5 +40,5 @@ def prefetch_next(job: Job) -> None:
     assert isinstance(problem, Problem) and isinstance(options, Options)
     if isinstance(known, Known) and known.choice is not None and options.trials == "full":
         first = spread_over(known.choice.shortlist, LOCKSTEPS[options.emitter])
-        built = partial(builders.build_at, problem, options.emitter, job.store)
+        built = partial(builders.build, problem, options.emitter, job.store)
         job.session.prefetch(name).begin(first, built, builders.size)

@@ -14,7 +14,7 @@ from typing import BinaryIO
 from lospmm.errors import DiskFault, LospmmError
 from lospmm.gpu.messages import Answer, packed, receive
 from lospmm.problem.problem import Problem
-from lospmm.toolchain.compile import Compiled, OnDisk
+from lospmm.toolchain.compile import OnDisk
 from lospmm.toolchain.guard import VARIABLE
 from lospmm.tuning.build import build, prepare
 from lospmm.tuning.builders import BuildRequest, CallRequest, PrepareRequest
@@ -48,13 +48,12 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> None:
         answers.flush()
 
 
-def _built(problem: Problem, request: BuildRequest) -> Compiled | OnDisk:
-    built = build(problem, request.candidate, request.emitter, store=request.store, workers=1).compiled
-    return built if request.folder is None else on_disk(built, request.folder)
-
-
-def on_disk(built: Compiled, folder: Path) -> OnDisk:
-    """Write the cubin of ``built`` to a new file of ``folder``. Raises DiskFault."""
+def _built(problem: Problem, request: BuildRequest) -> OnDisk:
+    """Build a kernel and write its cubin. Raises DiskFault, and as ``build``."""
+    built, folder = (
+        build(problem, request.candidate, request.emitter, store=request.store, workers=1).compiled,
+        request.folder,
+    )
     try:
         number, name = tempfile.mkstemp(".cubin", dir=folder)
         with os.fdopen(number, "wb") as file:

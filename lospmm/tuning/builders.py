@@ -1,7 +1,7 @@
 """Builders, processes that build kernels in parallel, and the built kernels of a tuning.
 
     with BuilderPool(16) as builders:
-        compiled = builders.build(problem, candidate, "sass", store)  # from several threads
+        kernel = builders.build(problem, "sass", store, candidate, place)  # from several threads
 
 Python writes machine code and packs A for the other families, and runs one thread of a process at a time. Other
 languages need no builders: their compilers are processes already. ``runner.py`` times the kernels.
@@ -26,7 +26,7 @@ from lospmm.gpu.process import WorkerLost, WorkerProcess
 from lospmm.problem.problem import Problem
 from lospmm.settings import settings
 from lospmm.store import Store
-from lospmm.toolchain.compile import Built, Compiled, OnDisk
+from lospmm.toolchain.compile import Built, OnDisk
 
 #: -P: the current directory is not searched for modules.
 BUILDER = (sys.executable, "-P", "-c", "from lospmm.tuning.builder_process import main; main()")
@@ -49,17 +49,16 @@ def builders_for(problem: Problem, size: int) -> int:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BuildRequest:
-    """A kernel to build.
+    """A kernel to build, with its cubin in a new file of ``folder``.
 
-    ``problem`` is None if it is that of the previous request. ``folder`` is where to write the cubin; None: the answer
-    holds it.
+    ``problem`` is None if it is that of the previous request.
     """
 
     problem: Problem | None
     candidate: Candidate
     emitter: str
     store: Store
-    folder: Path | None = None
+    folder: Path
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -121,17 +120,8 @@ class BuilderPool:
         while (builder := self._taken(None)) is not None:
             builder.process.end()
 
-    def build(
-        self,
-        problem: Problem,
-        candidate: Candidate,
-        emitter: str,
-        store: Store,
-        cancel: threading.Event | None = None,
-        *,
-        folder: Path | None = None,
-    ) -> Built:
-        """Build the kernel of ``candidate``, with its cubin in a new file of ``folder`` if given.
+    def build(self, problem: Problem, emitter: str, store: Store, candidate: Candidate, place: "BuildPlace") -> OnDisk:
+        """Build the kernel of ``candidate`` into ``place``.
 
         Raises ToolchainFault, also if the emitter cannot write the kernel, and CancelledError. Either may end a
         builder; a later request starts another.
@@ -140,17 +130,11 @@ class BuilderPool:
         def request(builder: _BuilderProcess) -> BuildRequest:
             told = builder.told(problem)
             builder.built.add(candidate)
-            return BuildRequest(told, candidate, emitter, store, folder)
+            return BuildRequest(told, candidate, emitter, store, place.folder)
 
-        built = self._ask(request, cancel)
-        assert isinstance(built, Compiled | OnDisk)
+        built = self._ask(request, place.stop)
+        assert isinstance(built, OnDisk)
         return built
-
-    def build_at(
-        self, problem: Problem, emitter: str, store: Store, candidate: Candidate, place: "BuildPlace"
-    ) -> Built:
-        """Build the kernel of ``candidate`` into ``place``, for ``PrefetchedBuilds``. Raises as ``build``."""
-        return self.build(problem, candidate, emitter, store, place.stop, folder=place.folder)
 
     def prepare(
         self, problem: Problem, candidates: Sequence[Candidate], store: Store, cancel: threading.Event | None = None

@@ -151,8 +151,7 @@ class GpuRunner:
 
     def _build(self, candidate: Candidate, place: BuildPlace, compilers: int) -> Built:
         if self.builders is not None:
-            given = self.problem, candidate, self.emitter, self.store, place.stop
-            return self.builders.build(*given, folder=place.folder)
+            return self.builders.build(self.problem, self.emitter, self.store, candidate, place)
         own = self.problem, candidate, self.emitter
         return build(*own, store=self.store, workers=compilers, cancel=place.stop).compiled
 

@@ -25,11 +25,11 @@ from lospmm.problem.problem import Problem
 from lospmm.space.candidates import Schedule, TileSize, UnrolledPlan
 from lospmm.space.reorder import natural_order
 from lospmm.store import Store
-from lospmm.toolchain.compile import OnDisk
+from lospmm.toolchain.compile import Compiled
 from lospmm.tuning import builders as pools
 from lospmm.tuning import session as sessions
 from lospmm.tuning.build import Build, build, build_with_source, with_source
-from lospmm.tuning.builders import BuilderPool
+from lospmm.tuning.builders import BuilderPool, BuildPlace
 from lospmm.tuning.history import named
 from lospmm.tuning.known import Known
 from lospmm.tuning.options import Options
@@ -75,12 +75,19 @@ def two() -> Iterator[BuilderPool]:
     assert builders() == []
 
 
+def built(pool: BuilderPool, problem: Problem, candidate: Candidate, store: Store, emitter: str = "sass") -> Compiled:
+    place = BuildPlace()
+    made = pool.build(problem, emitter, store, candidate, place)
+    assert made.cubin.parent == place.folder
+    return Compiled(made.cubin.read_bytes(), made.entry, made.launch)
+
+
 def test_they_build_what_this_process_builds(two: BuilderPool, store: Store, tmp_path: Path) -> None:
     two.start()
     assert len(builders()) == 2
     asked = [(problem, candidate) for problem in PROBLEMS for candidate in candidates(problem)]
     with ThreadPoolExecutor(2) as threads:
-        found = list(threads.map(lambda one: two.build(one[0], one[1], "sass", store), asked))
+        found = list(threads.map(lambda one: built(two, *one, store), asked))
     own = Store(tmp_path / "own")
     assert found == [build(*one, "sass", store=own, workers=1).compiled for one in asked]
     assert len(builders()) == 2
@@ -90,15 +97,13 @@ def test_they_build_plans_of_families(two: BuilderPool, store: Store, tmp_path: 
     family = "tensor_core"
     problem = Problem(random_matrix(70, 90, 0.3, seed=3), 24, DEVICES["h200"], dtype=DTYPES["float16"])
     candidate = Candidate(family, FAMILIES[family].plans(problem)[0], 1.0)
-    found = two.build(problem, candidate, "sass", store)
+    found = built(two, problem, candidate, store)
     assert found == build(problem, candidate, "", store=Store(tmp_path / "own"), workers=1).compiled
-    on_disk = two.build(problem, candidate, "sass", store, folder=tmp_path)
-    assert isinstance(on_disk, OnDisk) and on_disk.cubin.read_bytes() == found.cubin
     shipped = two.call(build_with_source, problem, candidate, "sass", store)
     assert isinstance(shipped, Build) and shipped.compiled == found and shipped.language == "template"
     assert shipped.kernel is not None and shipped.source == shipped.kernel.source
     with pytest.raises(ToolchainFault, match="KeyError: 'none'"):
-        two.build(problem, replace(candidate, family="none"), "sass", store)
+        built(two, problem, replace(candidate, family="none"), store)
 
 
 def test_builders_prepare_together(two: BuilderPool, store: Store) -> None:
@@ -109,7 +114,7 @@ def test_builders_prepare_together(two: BuilderPool, store: Store) -> None:
         list(threads.map(lambda _: two.prepare(problem, [candidate], store), range(2)))
     kept = [entry for entry in store.entries() if entry.kind == "fours"]
     assert len(kept) == 3
-    two.build(problem, candidate, "sass", store)
+    built(two, problem, candidate, store)
     assert {entry.key for entry in store.entries() if entry.kind == "fours"} == {entry.key for entry in kept}
 
 
@@ -121,7 +126,7 @@ def test_who_built_a_kernel_builds_it_again(two: BuilderPool, store: Store, tmp_
         busy = threads.submit(two.call, Path.read_bytes, pipe)  # until somebody writes
         while len(two._idle) == 2:
             time.sleep(0.01)
-        two.build(problem, first, "sass", store)  # so by the other one
+        built(two, problem, first, store)  # so by the other one
         assert not busy.done()
         pipe.write_bytes(b"go on")
         assert busy.result() == b"go on"
@@ -145,9 +150,9 @@ def test_what_cannot_be_built_costs_no_builder(two: BuilderPool, store: Store) -
     problem = PROBLEMS[0]
     shared = unrolled(UnrolledPlan(TileSize(8, 32), Schedule(4, split_k=2), natural_order(problem.matrix, 8)))
     with pytest.raises(ToolchainFault, match="2 blocks to a tile: ptx has no such kernels"):
-        two.build(problem, shared, "ptx", store)
+        built(two, problem, shared, store, "ptx")
     before = builders()
-    two.build(problem, candidates(problem)[0], "sass", store)
+    built(two, problem, candidates(problem)[0], store)
     assert builders() == before
 
 
@@ -199,23 +204,23 @@ def test_a_session_gives_what_was_begun_ahead_once(monkeypatch: pytest.MonkeyPat
 
 def test_a_builder_that_is_killed_is_replaced(two: BuilderPool, store: Store) -> None:
     problem = PROBLEMS[0]
-    two.build(problem, candidates(problem)[0], "sass", store)
+    built(two, problem, candidates(problem)[0], store)
     (pid,) = builders()
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(ToolchainFault, match=r"a process that builds kernels: the process ended: signal 9"):
-        two.build(problem, candidates(problem)[1], "sass", store)
-    assert two.build(problem, candidates(problem)[1], "sass", store).cubin
+        built(two, problem, candidates(problem)[1], store)
+    assert built(two, problem, candidates(problem)[1], store).cubin
 
 
 def test_a_cancelled_build_ends_its_builder(two: BuilderPool, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     waiting = (sys.executable, "-c", "import sys, time; sys.stdin.buffer.read(1); time.sleep(600)")
     monkeypatch.setattr(pools, "BUILDER", waiting)
-    cancel = threading.Event()
-    threading.Timer(0.2, cancel.set).start()
+    place = BuildPlace()
+    threading.Timer(0.2, place.stop.set).start()
     with pytest.raises(CancelledError):
-        two.build(PROBLEMS[0], candidates(PROBLEMS[0])[0], "sass", store, cancel)
+        two.build(PROBLEMS[0], "sass", store, candidates(PROBLEMS[0])[0], place)
     with pytest.raises(CancelledError):
-        two.build(PROBLEMS[0], candidates(PROBLEMS[0])[0], "sass", store, cancel)
+        two.build(PROBLEMS[0], "sass", store, candidates(PROBLEMS[0])[0], place)
 
 
 @pytest.mark.slow
@@ -224,7 +229,7 @@ def test_none_outlives_a_process_that_is_killed(tmp_path: Path) -> None:
         "import sys, time; from pathlib import Path; from lospmm.store import Store\n"
         "from tests.tuning import test_builders as t\n"
         "pool = t.BuilderPool(2); pool.start(); p = t.PROBLEMS[0]\n"
-        "pool.build(p, t.candidates(p)[0], 'sass', Store(Path(sys.argv[1])))\n"
+        "t.built(pool, p, t.candidates(p)[0], Store(Path(sys.argv[1])))\n"
         "print('built', flush=True); time.sleep(600)"
     )
     temporary = tmp_path / "temporary"
