@@ -24,7 +24,7 @@ from lospmm.settings import settings
 from lospmm.store import Store
 from lospmm.toolchain.compile import compile_kernel
 from lospmm.toolchain.template import emission_of
-from lospmm_rank.predict.corrections import DENSE, card_of, corrected, dense_micros, factor
+from lospmm_rank.predict.corrections import DENSE, corrected, dense_micros, factor
 
 PLANS = 12
 
@@ -121,7 +121,7 @@ def _corrected(
     problem: Problem, chosen: Mapping[str, Sequence[tuple[Any, float]]], *, is_streamed: bool
 ) -> dict[str, float]:
     """Microseconds of each family, and of the dense multiplication, as far as times have taught them."""
-    traits, device = traits_of(problem, is_streamed=is_streamed), card_of(problem.device)
+    traits, device = traits_of(problem, is_streamed=is_streamed), problem.device
     dense = dense_micros(traits, problem.device)
     found = {DENSE: dense * factor(DENSE, dense, traits=traits, device=device)}
     for name, plans in chosen.items():

@@ -21,7 +21,7 @@ from lospmm.space.explore import Space
 from lospmm.store import Entry
 from lospmm.tuning.options import DENSE, is_experimental
 from lospmm.tuning.replay import Replay
-from lospmm_rank.predict.corrections import SURE, card_of, is_learned
+from lospmm_rank.predict.corrections import SURE, is_learned
 
 #: Stages shorter than this are not listed.
 SHOWN_SECONDS = 0.005
@@ -208,7 +208,7 @@ def _chosen(manifest: Mapping[str, Any]) -> str:
     forecasts = [f"{own} {search['estimated_micros']:.1f} us", *(f"{name} {others[name]:.1f}" for name in nearest)]
     if (dense := search["dense_forecast_micros"]) is not None:
         device = DEVICES.get(manifest["device"])
-        least = "" if device is not None and is_learned(card_of(device)) else "at least "
+        least = "" if device is not None and is_learned(device) else "at least "
         forecasts.append(f"cuBLAS {least}{dense:.1f}")
     is_near = own == UNROLLED and min(others.values(), default=math.inf) < search["estimated_micros"]
     why = f"; another wins only below {SURE:.0%} of unrolled" if is_near else ""

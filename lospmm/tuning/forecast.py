@@ -25,7 +25,6 @@ from lospmm.tuning.trial import settled
 from lospmm_rank.predict.corrections import (
     FASTEST,
     UNTIMED,
-    card_of,
     dense_share,
     factor,
     is_learned,
@@ -50,11 +49,11 @@ EMITTER = "sass"
 def fastest_micros(problem: Problem) -> float | None:
     """Return the forecast of the fastest unrolled kernel, in microseconds; None if no model was learned."""
     device = problem.device
-    if problem.sums != FLOAT32 or not is_learned(card_of(device)):
+    if problem.sums != FLOAT32 or not is_learned(device):
         return None
     traits = traits_of(problem)
     micros = unrolled_micros(traits, device)
-    return micros * factor(FASTEST, micros, traits=traits, device=card_of(device))
+    return micros * factor(FASTEST, micros, traits=traits, device=device)
 
 
 def others_first(problem: Problem, options: Options, known: Known) -> float | None:
@@ -94,7 +93,7 @@ def beside_dense(
     assert known.dense_micros is not None, "it was forecast"
     if times is not None:
         return dense_choice(problem, known.dense_micros, times, kernel_micros=winner_micros)
-    share = dense_share(card_of(problem.device)) if winner.is_unrolled else 1.0
+    share = dense_share(problem.device) if winner.is_unrolled else 1.0
     to_beat = share * forecast_micros(problem, winner, known.choice)
     return dense_choice(problem, known.dense_micros, {}, kernel_micros=to_beat)
 
@@ -106,7 +105,7 @@ def forecast_micros(problem: Problem, candidate: Candidate, choice: Choice | Non
     name, forecast = UNTIMED, None if choice is None else choice.forecast_micros
     if forecast is None:
         name, forecast = UNROLLED, float(estimate_micros(in_lanes(problem), [candidate.plan])[0])
-    return forecast * factor(name, forecast, traits=traits_of(problem), device=card_of(problem.device))
+    return forecast * factor(name, forecast, traits=traits_of(problem), device=problem.device)
 
 
 def winner_of(problem: Problem, known: Known, emitter: str) -> Candidate:
@@ -129,7 +128,7 @@ def winner_of(problem: Problem, known: Known, emitter: str) -> Candidate:
         return best
     if best is None:
         return choice.winner
-    may_be = problem.dtype.is_16_bit or (problem.matrix.nnz > 0 and is_learned(card_of(problem.device)))
+    may_be = problem.dtype.is_16_bit or (problem.matrix.nnz > 0 and is_learned(problem.device))
     least = sure_share(type(best.plan).__name__) * forecast_micros(problem, choice.winner, choice)
     return best if may_be and best.score < least else choice.winner
 

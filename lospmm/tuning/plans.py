@@ -13,7 +13,7 @@ from lospmm.families.traits import traits_of
 from lospmm.problem.problem import Problem
 from lospmm.tuning.known import Known
 from lospmm.tuning.options import DENSE
-from lospmm_rank.predict.corrections import card_of, corrected, dense_micros, factor
+from lospmm_rank.predict.corrections import corrected, dense_micros, factor
 
 #: Corrects the forecasts, (plans,), of a family's plans.
 Correct = Callable[[str, Sequence[Any], NDArray[np.float64]], NDArray[np.float64]]
@@ -26,8 +26,8 @@ def plans_for(problem: Problem, names: Sequence[str], cache: str = "cold", memor
     """
     traits, device = traits_of(problem, is_streamed=cache == "network"), problem.device
     micros = dense_micros(traits, device)
-    micros *= factor(DENSE, micros, traits=traits, device=card_of(device))
-    correct = partial(corrected, traits=traits, device=card_of(device))
+    micros *= factor(DENSE, micros, traits=traits, device=device)
+    correct = partial(corrected, traits=traits, device=device)
     return family_plans(problem, names, correct, dense_micros=micros, is_one_copy=memory == "low")
 
 

@@ -14,7 +14,7 @@ from lospmm.space.ranker import Ranker
 from lospmm.tuning.options import Options
 from lospmm_rank.predict import lambdamart, untimed
 from lospmm_rank.predict.cards import card_for
-from lospmm_rank.predict.corrections import card_of, corrections_digest
+from lospmm_rank.predict.corrections import corrections_digest
 from lospmm_rank.predict.lambdamart import find_model, model_path, ranker_for
 
 
@@ -63,6 +63,6 @@ def digests(problem: Problem, options: Options) -> dict[str, str | None]:
     ``options`` are resolved. Raises Unsupported if they ask for a rank model and the device has none.
     """
     ranker = lambdamart.model_digest(problem.device) if options.ranker == "lambdamart" else None
-    found = {"ranker": ranker, "forecasts": corrections_digest(card_of(problem.device))}
+    found = {"ranker": ranker, "forecasts": corrections_digest(problem.device)}
     path = untimed_model(problem, options)
     return found if path is None else {**found, "untimed": untimed.digest_of(path)}

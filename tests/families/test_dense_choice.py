@@ -210,8 +210,8 @@ def test_a_guess_has_to_be_clearly_lower(tmp_path: Path) -> None:
     """Of a GPU of which nothing was learned cuBLAS's forecast is too low, most of all for small products."""
     random = np.random.default_rng(3)
     small = from_dense(np.where(random.random((64, 64)) < 0.2, random.normal(size=(64, 64)), 0).astype(np.float32))
-    assert not learned.is_learned("a100") and learned.is_learned("h200")
+    assert not learned.is_learned(DEVICES["a100"]) and learned.is_learned(DEVICES["h200"])
     for device in ("h200", "a100"):
         asked = Request(Problem(small, 256, DEVICES[device]), Options(verify="none", measure="none"))
         assert Kernel(jobs.tune(asked, store=Store(tmp_path))).manifest["family"] == "unrolled"
-    assert learned.dense_share("h200") == 1.0 and learned.dense_share("a100") == learned.GUESSED < 1.0
+    assert learned.dense_share(DEVICES["h200"]) == 1.0 and learned.dense_share(DEVICES["a100"]) == learned.GUESSED < 1.0

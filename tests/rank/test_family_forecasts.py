@@ -54,11 +54,13 @@ def test_a_smooth_function_is_found_again() -> None:
 
 def test_beyond_what_was_measured_the_nearest_counts() -> None:
     for family in ("unrolled", DENSE):
-        far, further = (factor(family, 1e6 * n, traits=replace(TRAITS, n=n * 10**9), device="h200") for n in (1, 2))
+        far, further = (
+            factor(family, 1e6 * n, traits=replace(TRAITS, n=n * 10**9), device=DEVICES["h200"]) for n in (1, 2)
+        )
         assert far == further != 1.0
     plans = [csr.CsrPlan(4, 32, 1, 8, 4)]
     micros = [
-        corrected("csr", plans, np.array([1e6 * n]), traits=replace(TRAITS, n=n * 10**9), device="h200") / n
+        corrected("csr", plans, np.array([1e6 * n]), traits=replace(TRAITS, n=n * 10**9), device=DEVICES["h200"]) / n
         for n in (1, 2)
     ]
     assert micros[0] == micros[1] != 1e6
@@ -70,13 +72,13 @@ def test_no_plan_comes_before_those_that_are_looked_at(family: str) -> None:
     problem = Problem(uniform(256, 320, 0.8, seed=1), 16, H200, dtype=DTYPES["float16"])
     plans = FAMILIES[family].plans(problem)
     micros = FAMILIES[family].forecast(problem, plans)
-    found = corrected(family, plans, micros, traits=traits_of(problem), device="h200")
+    found = corrected(family, plans, micros, traits=traits_of(problem), device=DEVICES["h200"])
     order = np.argsort(micros, kind="stable")
     looked_at, others = order[:LOOKED_AT], order[LOOKED_AT:]
     assert len(set(found[looked_at] / micros[looked_at])) > 1
     assert len(others) and found[looked_at].max() <= found[others].min() * (1 + 1e-12)
     np.testing.assert_allclose(found[others] / micros[others], (found[looked_at] / micros[looked_at]).max())
-    assert corrected(family, plans, micros, traits=traits_of(problem), device="a100") is micros
+    assert corrected(family, plans, micros, traits=traits_of(problem), device=DEVICES["a100"]) is micros
 
 
 def test_the_axes_of_a_plan_are_read_as_they_are_written() -> None:
@@ -99,7 +101,7 @@ def test_corrections_read_the_parameters_of_todays_plans(device: str) -> None:
 
 
 def test_another_device_has_none() -> None:
-    assert factor("csr", 20.0, traits=TRAITS, device="a100") == 1.0
+    assert factor("csr", 20.0, traits=TRAITS, device=DEVICES["a100"]) == 1.0
 
 
 def test_the_dense_forecast_follows_the_type() -> None:
@@ -113,7 +115,7 @@ def test_the_time_of_cublas_is_longer_where_a_comes_from_memory() -> None:
     traits = Traits(4096, 4096, 64, 3_000_000, 2, False, 1.0, 1.1, 0.2)
     streamed = replace(traits, is_streamed=True)
     forecast = dense_micros(traits, H200)
-    alone, behind_memory = (factor(DENSE, forecast, traits=one, device="h200") for one in (traits, streamed))
+    alone, behind_memory = (factor(DENSE, forecast, traits=one, device=DEVICES["h200"]) for one in (traits, streamed))
     assert 1.15 < behind_memory / alone < 1.8
 
 

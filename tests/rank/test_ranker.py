@@ -169,8 +169,8 @@ def test_a_gpu_that_nobody_timed_has_the_models_of_the_most_alike_of_its_archite
     assert card_for(DEVICES["h100"], set()) == "h100"
     for own in (DEVICES["h100-pcie"], half):
         assert lambdamart.find_model(own) == lambdamart.WEIGHTS / f"{card_for(own, lospmm_rank.TRAINED)}.txt"
-        assert corrections.is_learned(corrections.card_of(own))
-    assert not corrections.is_learned(corrections.card_of(DEVICES["a100"]))
+        assert corrections.is_learned(own)
+    assert not corrections.is_learned(DEVICES["a100"])
 
 
 def test_a_gpu_without_a_model_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -107,7 +107,7 @@ def test_what_the_winner_takes_is_the_models_word_corrected() -> None:
     assert known.choice is not None and known.plans
     by_model, traits = known.choice.forecast_micros, traits_of(problem)
     assert by_model is not None
-    own = by_model * factor(UNTIMED, by_model, traits=traits, device="h200")
+    own = by_model * factor(UNTIMED, by_model, traits=traits, device=DEVICES["h200"])
     for share, family in ((0.99, "csr"), (1.01, "unrolled")):
         other = replace(known.plans[0], score=share * SURE * own)
         assert winner_of(problem, replace(known, plans=(other,)), "sass").family == family

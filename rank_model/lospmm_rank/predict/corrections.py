@@ -140,7 +140,7 @@ def sure_share(kind: str) -> float:
     return 1.0 if kind in APART else SURE
 
 
-def dense_share(device: str) -> float:
+def dense_share(device: DeviceSpec) -> float:
     """Return the share of the unrolled kernel's forecast that cuBLAS's must be below."""
     return 1.0 if is_learned(device) else GUESSED
 
@@ -194,14 +194,14 @@ def unrolled_micros(traits: Traits, device: DeviceSpec) -> float:
     return RATES.launch_micros + 1e6 * cycles / device.clock_hz
 
 
-def factor(family: str, forecast_micros: float, *, traits: Traits, device: str) -> float:
+def factor(family: str, forecast_micros: float, *, traits: Traits, device: DeviceSpec) -> float:
     """Return the correction factor of a family without plans, or of DENSE, on a device; 1 if not learned."""
-    one = _corrections(device).get(family)
+    one = _corrections(_file(device)).get(family)
     return 1.0 if one is None else float(one.factors(numbers_of(family, traits, forecast_micros)[np.newaxis])[0])
 
 
 def corrected(
-    family: str, plans: Sequence[Any], micros: NDArray[np.float64], *, traits: Traits, device: str
+    family: str, plans: Sequence[Any], micros: NDArray[np.float64], *, traits: Traits, device: DeviceSpec
 ) -> NDArray[np.float64]:
     """Return the corrected forecasts of a family's plans, (plans,).
 
@@ -210,7 +210,7 @@ def corrected(
     """
     if not len(micros):
         return micros
-    one = _corrections(device).get(correction_of(family, type(plans[0]).__name__))
+    one = _corrections(_file(device)).get(correction_of(family, type(plans[0]).__name__))
     if one is None:
         return micros
     looked_at = np.argsort(micros, kind="stable")[:LOOKED_AT]
@@ -221,9 +221,9 @@ def corrected(
     return found
 
 
-def card_of(device: DeviceSpec) -> str:
-    """Return the name of the GPU whose corrections are used for ``device``; without any, its own."""
-    return card_for(device, _learned())
+def _file(device: DeviceSpec) -> Path:
+    """Return the corrections of the GPU whose ones are used for ``device``; without any, a file that is not there."""
+    return WEIGHTS / f"{card_for(device, _learned())}{SUFFIX}"
 
 
 @cache
@@ -232,26 +232,21 @@ def _learned() -> frozenset[str]:
 
 
 @cache
-def corrections_digest(device: str) -> str | None:
+def corrections_digest(device: DeviceSpec) -> str | None:
     """Return the sha256 of the corrections for a device; None: there are none."""
     return hashlib.sha256(_file(device).read_bytes()).hexdigest() if is_learned(device) else None
 
 
-def is_learned(device: str) -> bool:
+def is_learned(device: DeviceSpec) -> bool:
     """Return whether there are corrections for a device."""
     return _file(device).is_file()
 
 
-def _file(device: str) -> Path:
-    return WEIGHTS / f"{device}{SUFFIX}"
-
-
 @cache
-def _corrections(device: str) -> Mapping[str, Correction]:
-    path = _file(device)
-    if not path.is_file():
+def _corrections(file: Path) -> Mapping[str, Correction]:
+    if not file.is_file():
         return {}
-    families: Mapping[str, Mapping[str, Any]] = json.loads(gzip.decompress(path.read_bytes()))["families"]
+    families: Mapping[str, Mapping[str, Any]] = json.loads(gzip.decompress(file.read_bytes()))["families"]
     return {
         name: Correction(tuple(fields["axes"]), *(np.array(fields[field]) for field in ARRAYS))
         for name, fields in families.items()
