@@ -60,6 +60,11 @@ def _percentiles(histogram: str, where: str = "") -> tuple[Query, ...]:
     return tuple(Query(_percentile(share, histogram, where=where), f"p{share * 100:.0f}") for share in (0.5, 0.9, 0.99))
 
 
+def _stat(title: str, about: str, query: str, unit: Unit = "short") -> Panel:
+    """Return a panel of one figure."""
+    return Panel(title, about, (Query(query),), unit, look="stat", width=4)
+
+
 _OF_MODEL = '{model=~"$model"}'
 _TUNING, _STAGE = "lospmm_tuning_seconds", "lospmm_stage_seconds"
 _ASKED = "lospmm_artifact_requests_total"
@@ -71,38 +76,21 @@ SECTIONS: Sequence[DashboardSection] = (
     DashboardSection(
         "Now",
         (
-            Panel("Queued", "Jobs that wait.", (Query('lospmm_queue_jobs{state="queued"}'),), look="stat", width=4),
-            Panel("Running", "Jobs at work.", (Query('lospmm_queue_jobs{state="running"}'),), look="stat", width=4),
-            Panel(
-                "Oldest waits for",
-                "The age of the oldest queued job.",
-                (Query("lospmm_queue_oldest_seconds"),),
-                unit="s",
-                look="stat",
-                width=4,
-            ),
-            Panel(
-                "Kernels tuned",
-                "In the window.",
-                (Query(f"sum(increase({_TUNED}[$window]))"),),
-                look="stat",
-                width=4,
-            ),
-            Panel(
+            _stat("Queued", "Jobs that wait.", 'lospmm_queue_jobs{state="queued"}'),
+            _stat("Running", "Jobs at work.", 'lospmm_queue_jobs{state="running"}'),
+            _stat("Oldest waits for", "The age of the oldest queued job.", "lospmm_queue_oldest_seconds", "s"),
+            _stat("Kernels tuned", "In the window.", f"sum(increase({_TUNED}[$window]))"),
+            _stat(
                 "Cache hits",
                 "Of the kernels that were asked for in the window, those that there were.",
-                (Query(_share(_FOUND, _ASKED)),),
-                unit="percentunit",
-                look="stat",
-                width=4,
+                _share(_FOUND, _ASKED),
+                "percentunit",
             ),
-            Panel(
+            _stat(
                 "Failed",
                 "Of the jobs that ended in the window.",
-                (Query(_share('lospmm_jobs_ended_total{outcome="failed"}', "lospmm_jobs_ended_total")),),
-                unit="percentunit",
-                look="stat",
-                width=4,
+                _share('lospmm_jobs_ended_total{outcome="failed"}', "lospmm_jobs_ended_total"),
+                "percentunit",
             ),
         ),
     ),
@@ -249,11 +237,7 @@ SECTIONS: Sequence[DashboardSection] = (
     DashboardSection(
         "Service",
         (
-            Panel(
-                "Queue",
-                "Jobs that are not done.",
-                (Query("lospmm_queue_jobs", "{{state}}"),),
-            ),
+            Panel("Queue", "Jobs that are not done.", (Query("lospmm_queue_jobs", "{{state}}"),)),
             Panel(
                 "Jobs that ended",
                 "In the window; found: another job had made the kernel meanwhile.",
