@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from lospmm.codegen.sass.form import PT, RZ
 from lospmm.codegen.sass.machine import SECTOR_BYTES, EntryRegisters
-from lospmm.cpu.cluster import Block, KeptAccumulators, cluster_of
+from lospmm.cpu.cluster import Block, KeptAccumulators
 from lospmm.cpu.fault import SassFault
 from lospmm.cpu.geometry import B_ADDRESS, C_ADDRESS, RESIDUAL_ADDRESS, Geometry, stray_access
 from lospmm.problem.convolution import outside
@@ -109,30 +109,16 @@ class Warp:
         return self.b
 
 
-def warps_at_entry(
-    parts: int,
-    entry: EntryRegisters,
-    geometry: Geometry,
-    columns: NDArray[np.int64],
-    b: NDArray[np.float32],
-    c: NDArray[np.float32],
-    code_bytes: int,
-    residual: NDArray[np.float32] | None = None,
-) -> list[Warp]:
-    """Return the threads of each of the ``parts`` blocks that share a tile, at the start of its part."""
-    blocks = cluster_of(parts, geometry, columns)
-    return [_at_entry(entry, geometry, b, c, block, code_bytes, residual) for block in blocks]
-
-
-def _at_entry(
+def warp_at_entry(
     entry: EntryRegisters,
     geometry: Geometry,
     b: NDArray[np.float32],
     c: NDArray[np.float32],
     block: Block,
     code_bytes: int,
-    residual: NDArray[np.float32] | None = None,
+    residual: NDArray[np.float32] | None,
 ) -> Warp:
+    """Return the threads of a block at the start of its part of a tile."""
     columns = block.columns
     words = np.full((NOWHERE + 1, len(columns)), _UNKNOWN, dtype=np.uint32)
     words[RZ] = 0

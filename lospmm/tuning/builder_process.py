@@ -50,16 +50,13 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> None:
 
 def _built(problem: Problem, request: BuildRequest) -> OnDisk:
     """Build a kernel and write its cubin. Raises DiskFault, and as ``build``."""
-    built, folder = (
-        build(problem, request.candidate, request.emitter, store=request.store, workers=1).compiled,
-        request.folder,
-    )
+    built = build(problem, request.candidate, request.emitter, store=request.store, workers=1).compiled
     try:
-        number, name = tempfile.mkstemp(".cubin", dir=folder)
+        number, name = tempfile.mkstemp(".cubin", dir=request.folder)
         with os.fdopen(number, "wb") as file:
             file.write(built.cubin)
     except OSError as error:
-        raise DiskFault(f"{folder}: cannot be written: {error.strerror}") from None
+        raise DiskFault(f"{request.folder}: cannot be written: {error.strerror}") from None
     return OnDisk(Path(name), built.entry, built.launch)
 
 

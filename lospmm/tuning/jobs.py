@@ -31,18 +31,16 @@ def tune(
     store: Store,
     progress: Progress = silent,
     cancel: threading.Event | None = None,
-    workers: int | None = None,
     session: Session | None = None,
 ) -> Artifact:
     """Return the artifact of ``request``: the one in the store, or a new one, which is then stored.
 
-    ``workers`` is the most compilers at a time, if less than LOSPMM_WORKERS. ``session`` is shared by several tunings,
-    one after the other.
+    ``session`` is shared by several tunings, one after the other; without one, LOSPMM_WORKERS compilers run at a time.
 
     Raises NothingFits, ToolchainFault, GpuFault, VerificationFailed, Unsupported, BadRequest, and CancelledError once
     ``cancel`` is set. Only compiled units and measurements are then kept.
     """
-    return chosen(request, store=store, progress=progress, cancel=cancel, workers=workers, session=session)()
+    return chosen(request, store=store, progress=progress, cancel=cancel, session=session)()
 
 
 def chosen(
@@ -51,7 +49,6 @@ def chosen(
     store: Store,
     progress: Progress = silent,
     cancel: threading.Event | None = None,
-    workers: int | None = None,
     session: Session | None = None,
 ) -> Callable[[], Artifact]:
     """Run the part of ``tune`` that needs the GPU or the session; return a function for the rest.
@@ -64,9 +61,8 @@ def chosen(
     budget = Budget(request.resolved.budget_seconds)
     options, problem = request.resolved, request.searched
     check_job(problem, options)
-    most = settings().workers if workers is None else min(workers, settings().workers)
     with ExitStack() as stack:
-        shop = stack.enter_context(Session(most)) if session is None else session
+        shop = stack.enter_context(Session(settings().workers)) if session is None else session
         job = Job(problem, options, store, Stages(progress, cancel), shop, budget)
         found = tuned(job)
         known = found() if session is None else None  # a session of its own ends with this block

@@ -7,8 +7,10 @@ from typing import Any
 
 from lospmm.artifact import kept
 from lospmm.gpu.detect import own_gpu
+from lospmm.settings import settings
 from lospmm.tuning import jobs
 from lospmm.tuning.request import Request
+from lospmm.tuning.session import Session
 from lospmm.version import __version__
 from lospmm_server.tuning import TuningProgress, check_digest
 
@@ -61,4 +63,5 @@ def tune_there(request: Request, job: str, slot: str, workers: int, board: Any =
             told = now
             board.tell.remote(slot, job, report.progress)
 
-    return dict(jobs.tune(request, store=kept.open_store(), progress=progress, workers=workers).files)
+    with Session(min(workers, settings().workers)) as session:
+        return dict(jobs.tune(request, store=kept.open_store(), progress=progress, session=session).files)
