@@ -32,8 +32,6 @@ class Toolkit:
     nvcc: Path
     ptxas: Path
     nvlink: Path
-    cuobjdump: Path | None
-    nvdisasm: Path | None
     version: str  # "13.0.88"
     archs: frozenset[str]  # {"sm_75", "sm_80", ...}
     origin: str  # how it was found: LOSPMM_TOOLKIT, CUDA_HOME, CUDA_PATH, PATH, PyPI, or pathfinder (conda)
@@ -120,9 +118,7 @@ def _toolkit(directory: Path, origin: str) -> Toolkit:
     if min(releases) < OLDEST:
         raise ToolchainFault(f"CUDA {versions[0]} in {directory} is older than 12.0")
     archs = frozenset(_answer(nvcc, "--list-gpu-code").split())
-    return Toolkit(
-        nvcc, ptxas, nvlink, _reader("cuobjdump", directory), _reader("nvdisasm", directory), versions[0], archs, origin
-    )
+    return Toolkit(nvcc, ptxas, nvlink, versions[0], archs, origin)
 
 
 def _version(tool: Path) -> str:
@@ -131,14 +127,6 @@ def _version(tool: Path) -> str:
     if version is None:
         raise ToolchainFault(f"{tool} does not tell its version")
     return version[1]
-
-
-def _reader(name: str, directory: Path) -> Path | None:
-    """Return a tool that only reads cubins: beside the compilers, or any other (newer ones read older)."""
-    if os.access(directory / name, os.X_OK):
-        return directory / name
-    found = find_nvidia_binary_utility(name) or shutil.which(name)
-    return None if found is None else Path(found)
 
 
 def _answer(tool: Path, option: str) -> str:

@@ -24,11 +24,11 @@ from lospmm.problem.device import DEVICES
 from lospmm.problem.dtype import DTYPES
 from lospmm.problem.epilogue import PLAIN, Epilogue, epilogue_of
 from lospmm.problem.problem import Problem
-from lospmm.toolchain.discover import find_toolkit
 from tests.families.forecasts import against_times
 from tests.families.matrices import matrices, pruned
 from tests.families.products import binary_of, error_of
 from tests.fixtures.covering import covering, each_value
+from tests.fixtures.cubin_tools import cubin_tool
 from tests.fixtures.real_layers import REAL_LAYERS, needs_real_layers
 
 TIMED = DATA / "two_of_four.jsonl"
@@ -117,7 +117,7 @@ def test_every_plan_keeps_products_on_their_way(tmp_path: Path) -> None:
         assert (binary.spill_bytes, binary.stack_bytes) == (0, 0), plan
         assert binary.registers == kernel.registers
         cubin.write_bytes(binary.cubin)
-        text = subprocess.run([find_toolkit().nvdisasm, cubin], capture_output=True, check=True).stdout.decode()
+        text = subprocess.run([cubin_tool("nvdisasm"), cubin], capture_output=True, check=True).stdout.decode()
         # Two chunks a turn, of two steps each; a wait behind each, and one in the end.
         assert len(re.findall(r"HGMMA\.SP\.64x64x32", text)) == 4 * plan.cols // 64, plan
         assert len(re.findall(r"DEPBAR\.LE gsb0, 0x1", text)) == 2 and len(re.findall(r"gsb0, 0x0", text)) == 1, plan

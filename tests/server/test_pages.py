@@ -43,7 +43,7 @@ from tests.server.page_service import (
 KERNEL = digest_of("kernel")
 
 #: One of CUDA 12, which compiles for all devices.
-TOOLKIT = Toolkit(Path(), Path(), Path(), None, None, "12.9", frozenset(one.arch for one in DEVICES.values()), "PATH")
+TOOLKIT = Toolkit(Path(), Path(), Path(), "12.9", frozenset(one.arch for one in DEVICES.values()), "PATH")
 
 
 @pytest.fixture(scope="module")

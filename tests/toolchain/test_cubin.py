@@ -39,6 +39,7 @@ from lospmm.toolchain.discover import PROBE_LIMITS, find_toolkit
 from lospmm.toolchain.elf_rewrite import rewrite
 from lospmm.toolchain.process import run
 from tests.cpu.drawn import DEVICE, kernels, random_matrix
+from tests.fixtures.cubin_tools import cubin_tool
 from tests.fixtures.interpret import interpret
 from tests.golden.renew import EXAMPLE, languages, programs
 
@@ -87,7 +88,7 @@ def named_as(found: MachineCode, meant: MachineCode) -> tuple[MachineCode, int]:
 def disassembled(cubin: bytes, directory: Path) -> list[str]:
     """What nvdisasm makes of each instruction of the one kernel in a cubin, by way of its sections and tables."""
     (directory / "kernel.cubin").write_bytes(cubin)
-    finished = run([_tool("nvdisasm"), "-c", "kernel.cubin"], cwd=directory, limits=PROBE_LIMITS)
+    finished = run([cubin_tool("nvdisasm"), "-c", "kernel.cubin"], cwd=directory, limits=PROBE_LIMITS)
     assert finished.failure is None, finished.stderr
     assert "warning" not in finished.stderr.lower()
     printed = re.findall(r"^\s*/\*[0-9a-f]{4,}\*/\s+(.*?);", finished.stdout, re.MULTILINE)
@@ -96,16 +97,9 @@ def disassembled(cubin: bytes, directory: Path) -> list[str]:
 
 def resource_usage(cubin: bytes, directory: Path) -> dict[str, int]:
     (directory / "kernel.cubin").write_bytes(cubin)
-    finished = run([_tool("cuobjdump"), "-res-usage", "kernel.cubin"], cwd=directory, limits=PROBE_LIMITS)
+    finished = run([cubin_tool("cuobjdump"), "-res-usage", "kernel.cubin"], cwd=directory, limits=PROBE_LIMITS)
     assert finished.failure is None, finished.stderr
     return {name: int(value) for name, value in re.findall(r"(\S+):(\d+)", finished.stdout.split("Function")[-1])}
-
-
-def _tool(name: str) -> Path:
-    found: Path | None = getattr(find_toolkit(), name)
-    if found is None:
-        pytest.skip(f"no {name} on this machine")
-    return found
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,7 @@ def test_no_toolkit_says_where_it_was_looked_for(
 
 
 def toolkit(archs: set[str]) -> Toolkit:
-    return Toolkit(Path("nvcc"), Path("ptxas"), Path("nvlink"), None, None, "13.0.88", frozenset(archs), "PyPI")
+    return Toolkit(Path("nvcc"), Path("ptxas"), Path("nvlink"), "13.0.88", frozenset(archs), "PyPI")
 
 
 def test_a_v100_needs_an_older_toolkit() -> None:

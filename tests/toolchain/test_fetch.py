@@ -15,7 +15,7 @@ from lospmm.codegen import emit
 from lospmm.codegen.ir import KernelProgram, launch
 from lospmm.codegen.lower import lower
 from lospmm.codegen.sass import fetch
-from lospmm.codegen.sass.emit import emission_of, tiles_of, without_fetch
+from lospmm.codegen.sass.emit import emission_of, tiles_of
 from lospmm.codegen.sass.fetch import MAX_CODE_BYTES, MAX_LOADS, MIN_CODE_BYTES, fetching, sharers_of, span_bytes
 from lospmm.codegen.sass.form import Opcode
 from lospmm.codegen.sass.listing import BYTES_PER_INSTRUCTION
@@ -189,7 +189,7 @@ def test_which_kernels_fetch(arch: str, size: int, fetches: bool) -> None:
 
 def test_a_small_kernel_has_the_code_that_it_had() -> None:
     program = program_of(200)
-    emission, plain = emit(program, "sass", "sm_90"), without_fetch(program, "sm_90")
+    emission, plain = emit(program, "sass", "sm_90"), emission_of(program, tiles_of(program, "sm_90"), 0)
     assert emission.units == plain.units == (prologue(program, "sm_90"),)
     assert emission.machine is not None and plain.machine is not None
     np.testing.assert_array_equal(emission.machine.form, plain.machine.form)
@@ -220,7 +220,7 @@ def test_nothing_is_fetched_where_that_is_set(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("LOSPMM_FETCH_CODE", "0")
     settings.cache_clear()
     assert sharers_of(program, MIN_CODE_BYTES, "sm_90") == 0
-    emission, plain = emit(program, "sass", "sm_90"), without_fetch(program, "sm_90")
+    emission, plain = emit(program, "sass", "sm_90"), emission_of(program, tiles_of(program, "sm_90"), 0)
     assert emission.units == plain.units and emission.machine is not None and plain.machine is not None
     np.testing.assert_array_equal(emission.machine.form, plain.machine.form)
     after = Request(problem, Options()).digest, key_of(conditions_of(problem, "sass", gpu="", driver="", compiler=""))

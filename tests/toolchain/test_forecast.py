@@ -15,8 +15,8 @@ from lospmm.codegen import emit
 from lospmm.codegen.lower import lower
 from lospmm.store import Store
 from lospmm.toolchain.compile import compile_kernel
-from lospmm.toolchain.discover import find_toolkit
 from lospmm_datasets.synthetic import uniform
+from tests.fixtures.cubin_tools import cubin_tool
 
 POOL = [
     (f"{m} x {k}", uniform(m, k, sparsity, 1)) for m, k, sparsity in ((40, 147, 0.7), (96, 64, 0.3), (256, 200, 0.9))
@@ -42,10 +42,8 @@ def test_a_survivor_needs_no_more_registers_than_forecast(number: int, tmp_path:
 
 def resources(cubin: bytes, entry: str, directory: Path) -> tuple[int, int, int]:
     """Registers, stack and local bytes of an entry, as cuobjdump sees them."""
-    cuobjdump = find_toolkit().cuobjdump
-    assert cuobjdump is not None, "cuobjdump comes with the dependencies"
     (directory / "kernel.cubin").write_bytes(cubin)
-    command = [cuobjdump, "-res-usage", directory / "kernel.cubin"]
+    command = [cubin_tool("cuobjdump"), "-res-usage", directory / "kernel.cubin"]
     listing = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     usage = re.search(rf"Function {entry}:\s+REG:(\d+) STACK:(\d+) .*?LOCAL:(\d+)", listing)
     assert usage is not None, listing

@@ -12,7 +12,6 @@ from lospmm.codegen import emit
 from lospmm.codegen.ir import KernelProgram
 from lospmm.codegen.lower import lower
 from lospmm.codegen.ops import Op
-from lospmm.errors import ToolchainFault
 from lospmm.matrix.csr import from_dense
 from lospmm.problem.device import DEVICES
 from lospmm.problem.problem import Problem
@@ -21,23 +20,12 @@ from lospmm.space.occupancy import allocated_registers
 from lospmm.space.reorder import regroup
 from lospmm.store import Store
 from lospmm.toolchain.compile import Binary, compile_kernel
-from lospmm.toolchain.discover import Toolkit, find_toolkit
 from lospmm_datasets.synthetic import uniform
 from lospmm_proxies import proxies
+from tests.fixtures.cubin_tools import cubin_tool
 
 ARCH = "sm_90"
 OPCODES = {Op.LOAD: "LDG", Op.FMA: "FFMA", Op.STORE: "STG"}
-
-
-@pytest.fixture
-def toolkit() -> Toolkit:
-    try:
-        found = find_toolkit()
-    except ToolchainFault as fault:
-        pytest.skip(str(fault))
-    if found.cuobjdump is None:
-        pytest.skip("needs cuobjdump")
-    return found
 
 
 @pytest.fixture
@@ -59,10 +47,10 @@ def build(program: KernelProgram, language: str, store: Store) -> Binary:
     return compile_kernel(emit(program, language, ARCH), arch=ARCH, registers=program.registers, store=store, workers=2)
 
 
-def dump(toolkit: Toolkit, option: str, binary: Binary, directory: Path) -> str:
+def dump(option: str, binary: Binary, directory: Path) -> str:
     image = directory / "kernel.cubin"
     image.write_bytes(binary.cubin)
-    return subprocess.run([toolkit.cuobjdump, option, image], check=True, capture_output=True, text=True).stdout
+    return subprocess.run([cubin_tool("cuobjdump"), option, image], check=True, capture_output=True, text=True).stdout
 
 
 def opcodes_by_function(sass: str) -> dict[str, Counter[str]]:
@@ -80,11 +68,11 @@ def opcodes_by_function(sass: str) -> dict[str, Counter[str]]:
     ids=["one", "all"],
 )
 def test_machine_code_is_what_the_program_says(
-    language: str, schedule: Schedule, problem: Problem, toolkit: Toolkit, store: Store, tmp_path: Path
+    language: str, schedule: Schedule, problem: Problem, store: Store, tmp_path: Path
 ):
     program = proxies(problem, candidates_of(problem, 12, schedule))[0].program
     binary = build(program, language, store)
-    found = opcodes_by_function(dump(toolkit, "-sass", binary, tmp_path))
+    found = opcodes_by_function(dump("-sass", binary, tmp_path))
     assert set(found) == {program.name, *(f"tile_{index}" for index in range(len(program.tiles)))}
     for index, tile in enumerate(program.tiles):
         counts = {op: found[f"tile_{index}"][opcode] for op, opcode in OPCODES.items()}
@@ -94,7 +82,7 @@ def test_machine_code_is_what_the_program_says(
 
 
 def test_one_proxy_is_started_with_any_block_where_each_kernel_has_its_own(
-    problem: Problem, toolkit: Toolkit, store: Store, tmp_path: Path
+    problem: Problem, store: Store, tmp_path: Path
 ):
     candidates = candidates_of(problem, 12, Schedule(8))
     narrow, wide = proxies(problem, candidates)
@@ -103,8 +91,8 @@ def test_one_proxy_is_started_with_any_block_where_each_kernel_has_its_own(
     assert narrow.program is wide.program
     assert (narrow.launch.grid, wide.launch.grid) == ((1, 9, 8), (1, 9, 4))
     assert (narrow.launch.block, wide.launch.block) == (512, 1024)
-    assert "MAX_THREADS" not in dump(toolkit, "-elf", proxy_binary, tmp_path)
-    assert "MAX_THREADS" in dump(toolkit, "-elf", kernel_binary, tmp_path)
+    assert "MAX_THREADS" not in dump("-elf", proxy_binary, tmp_path)
+    assert "MAX_THREADS" in dump("-elf", kernel_binary, tmp_path)
     assert len(narrow.program.tiles) == 4  # three clusters for the one block of an SM, and the empty rows
     assert proxy_binary.code_bytes < 0.6 * kernel_binary.code_bytes
     proxy_registers, kernel_registers = (

@@ -16,6 +16,7 @@ from lospmm.errors import ToolchainFault
 from lospmm.toolchain.discover import PROBE_LIMITS, find_toolkit
 from lospmm.toolchain.elf import sections
 from lospmm.toolchain.process import run
+from tests.fixtures.cubin_tools import cubin_tool
 from tests.fixtures.drawn_forms import drawn
 
 every_generation = pytest.mark.parametrize("generation", GENERATIONS.values(), ids=list(GENERATIONS))
@@ -83,12 +84,10 @@ WRITTEN_BY_PTXAS = {
 
 def disassemble(words: NDArray[np.uint64], generation: Generation, directory: Path) -> list[str]:
     """What nvdisasm prints for each instruction, all in one go; spaces as they would be without its padding."""
-    nvdisasm = find_toolkit().nvdisasm
-    assert nvdisasm is not None
     code = directory / "code.bin"
     code.write_bytes(words.astype("<u8").tobytes())
     target = generation.arch.replace("sm_", "SM")
-    finished = run([nvdisasm, "--binary", target, code], cwd=directory, limits=PROBE_LIMITS)
+    finished = run([cubin_tool("nvdisasm"), "--binary", target, code], cwd=directory, limits=PROBE_LIMITS)
     assert finished.failure is None, finished.stdout[-300:] + finished.stderr[-300:]
     printed = re.findall(r"^\s*/\*[0-9a-f]+\*/(.*?);", finished.stdout, re.MULTILINE)
     return [re.sub(r" (?=,|$)", "", " ".join(line.split())) for line in printed]

@@ -27,11 +27,6 @@ def emit(program: KernelProgram, arch: str) -> Emission:
     return emission_of(program, code, sharers_of(program, BYTES_PER_INSTRUCTION * len(code.form), arch))
 
 
-def without_fetch(program: KernelProgram, arch: str) -> Emission:
-    """Return ``emit`` without the code that loads a tile's own code first. Raises as ``tiles_of``."""
-    return emission_of(program, tiles_of(program, arch), 0)
-
-
 def tiles_of(program: KernelProgram, arch: str) -> MachineCode:
     """Return the tiles as machine code, without the fetch of their code. Raises Unsupported.
 
