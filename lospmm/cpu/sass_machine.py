@@ -20,13 +20,12 @@ from lospmm.codegen.sass.form import PT, Instruction, Opcode
 from lospmm.codegen.sass.generations import generation_of
 from lospmm.codegen.sass.listing import BYTES_PER_INSTRUCTION, text
 from lospmm.codegen.sass.machine import MachineCode
-from lospmm.cpu.cluster import cluster_of
 from lospmm.cpu.fault import SassFault
 from lospmm.cpu.geometry import Geometry, Run
 from lospmm.cpu.hazards import Hazard, Hazards, instructions
 from lospmm.cpu.sass_arithmetic import ARITHMETIC, multiply_add_where
 from lospmm.cpu.sass_memory import MEMORY, load_where
-from lospmm.cpu.warp import Warp, warp_at_entry
+from lospmm.cpu.warp import Warp, warps_at_entry
 from lospmm.errors import ToolchainFault, VerificationFailed
 from lospmm.stages import Count, uncounted
 
@@ -66,8 +65,7 @@ def execute(
         tiles = tuple(dict.fromkeys(every))  # equal tiles store the same
         for done, tile in enumerate(tiles):
             progress(done, len(tiles))
-            blocks = cluster_of(parts, geometry, own_columns)
-            warps = (warp_at_entry(code.entry, geometry, own_b, own_c, block, size, third) for block in blocks)
+            warps = warps_at_entry(parts, code.entry, geometry, own_columns, own_b, own_c, size, third)
             running = [_run_part(code, part, warp, generation) for part, warp in zip(tile, warps, strict=True)]
             while running:  # each runs until it has to wait
                 running = [part for part in running if next(part, False)]

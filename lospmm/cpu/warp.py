@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from lospmm.codegen.sass.form import PT, RZ
 from lospmm.codegen.sass.machine import SECTOR_BYTES, EntryRegisters
-from lospmm.cpu.cluster import Block, KeptAccumulators
+from lospmm.cpu.cluster import Block, KeptAccumulators, cluster_of
 from lospmm.cpu.fault import SassFault
 from lospmm.cpu.geometry import B_ADDRESS, C_ADDRESS, RESIDUAL_ADDRESS, Geometry, stray_access
 from lospmm.problem.convolution import outside
@@ -109,43 +109,43 @@ class Warp:
         return self.b
 
 
-def warp_at_entry(
+def warps_at_entry(
+    parts: int,
     entry: EntryRegisters,
     geometry: Geometry,
+    columns: NDArray[np.int64],
     b: NDArray[np.float32],
     c: NDArray[np.float32],
-    block: Block,
     code_bytes: int,
     residual: NDArray[np.float32] | None,
-) -> Warp:
-    """Return the threads of a block at the start of its part of a tile."""
-    columns = block.columns
-    words = np.full((NOWHERE + 1, len(columns)), _UNKNOWN, dtype=np.uint32)
-    words[RZ] = 0
+) -> list[Warp]:
+    """Return the threads of each of the ``parts`` blocks that share a tile, at the start of its part."""
+    own_c, lanes = geometry.own_c(columns), np.arange(len(columns))
     operand_b = Operand("B", B_ADDRESS, geometry.own_b(columns) + np.uint64(B_ADDRESS), b)
-    own_c = geometry.own_c(columns)
     operand_c = Operand("C", C_ADDRESS, own_c + np.uint64(C_ADDRESS), c)
     third = None
     if residual is not None:
         third = Operand("the residual", RESIDUAL_ADDRESS, own_c + np.uint64(RESIDUAL_ADDRESS), residual)
-    pairs = [(entry.b, operand_b.own), (entry.c, operand_c.own), (entry.peers, block.peers)]
-    pairs += [] if third is None else [(entry.residual, third.own)]
-    for register, address in pairs:
-        if register is not None:
-            words[register], words[register + 1] = address & WORD_MASK, address >> WORD_BITS
-    if entry.mailbox is not None:
-        words[entry.mailbox] = block.mailbox
-    if entry.padded is not None and geometry.convolution is not None:
-        words[entry.padded] = outside(geometry.convolution, columns)
-    lanes = np.arange(len(columns))
-    kept = KeptAccumulators(lanes, geometry)
-    if entry.kept is not None:
-        words[entry.kept] = kept.own
-    if entry.fetched is not None:
-        words[entry.fetched] = columns % geometry.cols * SECTOR_BYTES
-    predicates = np.zeros((PT + 1, len(columns)), np.bool_)
-    predicates[PT] = True
-    floats = words.view(np.float32)
-    return Warp(
-        columns, lanes, operand_b, operand_c, third, geometry, words, floats, predicates, block, code_bytes, kept
-    )
+    operands, warps = (operand_b, operand_c, third), []
+    for block in cluster_of(parts, geometry, columns):
+        words = np.full((NOWHERE + 1, len(columns)), _UNKNOWN, dtype=np.uint32)
+        words[RZ] = 0
+        pairs = [(entry.b, operand_b.own), (entry.c, operand_c.own), (entry.peers, block.peers)]
+        pairs += [] if third is None else [(entry.residual, third.own)]
+        for register, address in pairs:
+            if register is not None:
+                words[register], words[register + 1] = address & WORD_MASK, address >> WORD_BITS
+        if entry.mailbox is not None:
+            words[entry.mailbox] = block.mailbox
+        if entry.padded is not None and geometry.convolution is not None:
+            words[entry.padded] = outside(geometry.convolution, columns)
+        kept = KeptAccumulators(lanes, geometry)
+        if entry.kept is not None:
+            words[entry.kept] = kept.own
+        if entry.fetched is not None:
+            words[entry.fetched] = columns % geometry.cols * SECTOR_BYTES
+        predicates = np.zeros((PT + 1, len(columns)), np.bool_)
+        predicates[PT] = True
+        floats = words.view(np.float32)
+        warps.append(Warp(columns, lanes, *operands, geometry, words, floats, predicates, block, code_bytes, kept))
+    return warps
