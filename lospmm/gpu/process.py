@@ -22,6 +22,7 @@ from typing import IO
 from lospmm.errors import GpuFault
 from lospmm.gpu.messages import HEADER, Answer, content_bytes, packed
 from lospmm.toolchain import lifetime
+from lospmm.toolchain.process import has_ended
 
 #: -P: the current directory is not searched for modules.
 WORKER = (sys.executable, "-P", "-m", "lospmm.gpu.worker")
@@ -82,10 +83,8 @@ class WorkerProcess:
         return self._child.pid
 
     def has_ended(self) -> bool:
-        """Return whether it has ended, without reaping it, so that its process group stays valid."""
-        if self._child.returncode is not None:
-            return True
-        return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        """Return whether it has ended, without reaping it."""
+        return self._child.returncode is not None or has_ended(self.pid)
 
     def ask(self, request: object, seconds: float, cancel: threading.Event | None = None) -> Answer:
         """Send a request and return its answer. Raises WorkerLost, CancelledError once ``cancel`` is set.

@@ -126,7 +126,7 @@ def _follow(
             assert stream is not None
             selector.register(stream, selectors.EVENT_READ)
         while True:
-            ended = _has_ended(child.pid)  # asked before the last reads, which then miss nothing
+            ended = has_ended(child.pid)  # asked before the last reads, which then miss nothing
             patience = POLL_SECONDS if selector.get_map() else ENDING_SECONDS
             for key, _ in selector.select(0 if ended else patience):
                 if not _drain(key.fd, outputs[key.fileobj]):
@@ -148,7 +148,7 @@ def _drain(descriptor: int, kept: bytearray) -> bool:
     return bool(chunk)
 
 
-def _has_ended(pid: int) -> bool:
+def has_ended(pid: int) -> bool:
     """Return whether a child has ended, without reaping it, so that its process group stays valid."""
     return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 

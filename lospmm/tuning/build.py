@@ -45,10 +45,6 @@ class Build:
         return self.compiled.launch
 
 
-def _unwatched(_stage: str) -> AbstractContextManager[None]:
-    return nullcontext()
-
-
 def build(
     problem: Problem,
     candidate: Candidate,
@@ -56,7 +52,7 @@ def build(
     *,
     store: Store,
     workers: int,
-    stage: Callable[[str], AbstractContextManager[None]] = _unwatched,
+    stage: Callable[[str], AbstractContextManager[object]] = nullcontext,
     progress: Callable[[int, int], None] | None = None,
     cancel: threading.Event | None = None,
 ) -> Build:

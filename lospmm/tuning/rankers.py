@@ -17,13 +17,10 @@ from lospmm_rank.predict.cards import card_for
 from lospmm_rank.predict.corrections import corrections_digest
 from lospmm_rank.predict.lambdamart import find_model, model_path, ranker_for
 
-
-def _estimate(_device: DeviceSpec) -> Ranker:
-    return estimate_micros
-
-
 #: Rankers for a device, by the value of the option ``ranker``.
-RANKERS: Mapping[str, Callable[[DeviceSpec], Ranker]] = MappingProxyType({"none": _estimate, "lambdamart": ranker_for})
+RANKERS: Mapping[str, Callable[[DeviceSpec], Ranker]] = MappingProxyType(
+    {"none": lambda _device: estimate_micros, "lambdamart": ranker_for}
+)
 
 
 def with_ranker(options: Options, device: DeviceSpec) -> Options:

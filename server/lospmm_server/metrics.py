@@ -78,13 +78,6 @@ class Metric:
     labels: tuple[Label, ...] = ()
     buckets: tuple[float, ...] = ()  # upper bounds of a histogram
 
-    @property
-    def series(self) -> frozenset[str]:
-        """Names of its series in queries."""
-        if self.type == "histogram":
-            return frozenset(f"{self.name}_{part}" for part in ("bucket", "sum", "count"))
-        return frozenset({self.name})
-
 
 _STAGE = Label("stage", STAGES)
 _MODEL = Label("model", limit=MODELS)

@@ -44,11 +44,6 @@ def job_url(digest: str) -> str:
     return f"/v1/jobs/{digest}"
 
 
-def archive_url(job: str) -> str:
-    """Return the URL of a model's kernels in one file."""
-    return f"{job_url(job)}/archive"
-
-
 @dataclass(frozen=True)
 class File:
     """A file of a kernel as it is sent."""
@@ -163,7 +158,7 @@ def job_view(job: JobRow) -> JobView:
             self=url,
             events=f"{url}/events",
             kernel=kernel_url(job.id) if has_kernel else None,
-            archive=archive_url(job.id) if job.kind == "model" and job.is_ended else None,
+            archive=f"{url}/archive" if job.kind == "model" and job.is_ended else None,
         ),
     )
 

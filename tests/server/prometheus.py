@@ -14,6 +14,8 @@ from typing import Any
 import httpx2
 import pytest
 
+from lospmm_server.metrics import Metric
+
 VARIABLE = "LOSPMM_TEST_PROMETHEUS"
 
 #: Between two scrapes.
@@ -28,6 +30,12 @@ scrape_configs:
     static_configs:
       - targets: ["{target}"]
 """
+
+
+def series_of(metric: Metric) -> set[str]:
+    """Names of its series in queries."""
+    is_histogram = metric.type == "histogram"
+    return {f"{metric.name}_{part}" for part in ("bucket", "sum", "count")} if is_histogram else {metric.name}
 
 
 def program(name: str = "prometheus") -> str:

@@ -18,6 +18,7 @@ from lospmm_server.metrics import METRICS, MODELS
 from lospmm_server.panels import SECTIONS, Query
 from tests.docs.pages import DOCS, ROOT, entries, names, section
 from tests.fixtures.nested import lost
+from tests.server.prometheus import series_of
 from tests.server.promql import filled, selectors
 
 PANELS = [panel for part in SECTIONS for panel in part.panels]
@@ -31,7 +32,7 @@ ADDED_LABELS = {"le"}
 
 
 def metric_of(series: str) -> Any:
-    found = [metric for metric in METRICS.values() if series in metric.series]
+    found = [metric for metric in METRICS.values() if series in series_of(metric)]
     assert found, f"{series} is no series of the table"
     return found[0]
 

@@ -32,7 +32,7 @@ from tests.fixtures.waiting import wait_until
 from tests.gpu.test_bench import gate_library
 from tests.server.manifests import batch
 from tests.server.processes import SERVE, catches, serving
-from tests.server.prometheus import program, scraping
+from tests.server.prometheus import program, scraping, series_of
 from tests.server.promql import filled
 
 __all__ = ["gate_library"]  # a fixture
@@ -183,7 +183,7 @@ def test_every_panel_has_data_of_a_batch_job(service: Batch, tmp_path: Path) -> 
                 # Some lines may stand for what did not happen, such as the percentiles of an idle route.
                 assert not all(isnan(value) for _, value in found), f"{panel.title}: {found}"
         arrived = {labels["__name__"] for labels, _ in prometheus.query('{__name__=~"lospmm_.*"}')}
-        assert arrived == {series for metric in METRICS.values() for series in metric.series}
+        assert arrived == {series for metric in METRICS.values() for series in series_of(metric)}
         timed = prometheus.query('sum(lospmm_speedup_over_dense_count{dense="fp32"})')
         assert timed == [({}, float(service.ended))]
     served = logged(*tmp_path.glob("serve*.log"), besides="lospmm serves ")
