@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 import lospmm
 from lospmm.artifact.artifact import SOURCE_FILES
 from lospmm.artifact.manifest import MANIFEST_FILE
-from lospmm.codegen.lower import lower
+from lospmm.codegen.lower import lower, with_swaps
 from lospmm.cpu import shipped
 from lospmm.errors import BadMatrix, BadRequest, Unsupported, VerificationFailed
 from lospmm.gpu import detect
@@ -103,14 +103,16 @@ def test_a_kernel_multiplies(shape: tuple[int, int], density: float, n: int, emi
 
 @pytest.mark.parametrize(("density", "n"), [(0.2, 70), (0.6, 300), (0.0, 5)])
 def test_machine_code_gives_every_bit_of_the_oracle(density: float, n: int) -> None:
-    """From the cubin that was kept: the program is lowered anew from what the manifest says."""
+    """From the cubin that was kept: the program, with swapped rows, is lowered anew from what the manifest says."""
     weights = draw((40, 50), density=density)
     kernel = tune(weights, n=n, emitter="sass")
     tile, matrix = kernel.manifest["tile"], from_dense(weights)
+    problem = Problem(matrix, n, DEVICES["h200"])
     schedule = Schedule(**{axis.name: tile[axis.name] for axis in fields(Schedule)})
     size = TileSize(tile["rows"], tile["cols"])
-    candidate = UnrolledPlan(size, schedule, regroup(matrix, [size.rows])[size.rows])
-    program = lower(Problem(matrix, n, DEVICES["h200"]), candidate)
+    candidate = with_swaps(problem, UnrolledPlan(size, schedule, regroup(matrix, [size.rows])[size.rows]))
+    assert tile["nnc_sum"] == candidate.tiling.nnc.sum()
+    program = lower(problem, candidate)
     b = np.random.default_rng(n).standard_normal((50, n)).astype(np.float32)
     found = kernel.run_on_cpu(b)
     np.testing.assert_array_equal(found.view(np.uint32), interpret(program, b).view(np.uint32))

@@ -4,15 +4,15 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from benchmarks.harness import build
 from lospmm.errors import GpuFault
-from lospmm.families.candidate import unrolled
 from lospmm.gpu.bench import Bench
 from lospmm.gpu.detect import detect_device
 from lospmm.matrix.csr import SparseMatrix
 from lospmm.problem.problem import Problem
 from lospmm.space.candidates import UnrolledPlan
 from lospmm.store import Store
-from lospmm.tuning.build import build, for_emitter
+from lospmm.tuning.build import for_emitter
 
 EMITTER = "sass"
 
@@ -41,8 +41,8 @@ class Stand:
         else:
             self._bench.turn_to(problem)
         for candidate in candidates:
-            built = build(problem, unrolled(candidate), EMITTER, store=Store(Path(self._directory.name)), workers=1)
-            found = self._bench.measure(built.binary.cubin, built.compiled.entry, built.launch)
+            built = build(problem, candidate, Store(Path(self._directory.name)))
+            found = self._bench.measure(built.cubin, built.entry, built.launch)
             if found.timing is None:
                 raise GpuFault(f"{matrix.m} x {matrix.k}, n {n}, {candidate.tile}: {found.failure}")
             yield found.timing.micros

@@ -14,6 +14,7 @@ from lospmm.problem.long_rows import chain_limits
 from lospmm.problem.problem import Problem
 from lospmm.space.candidates import ZERO_ROWS, UnrolledPlan
 from lospmm.space.registers import forecast_of_candidate, prefetch_of
+from lospmm.space.swaps import swapped
 from lospmm.space.walks import REACH, WALKS, kept_bytes, pieces_of, takes_two_passes
 
 
@@ -65,6 +66,13 @@ def lower(problem: Problem, candidate: UnrolledPlan) -> KernelProgram:
         kept_bytes=kept,
         dtype=problem.dtype if problem.dtype.is_16_bit else FLOAT32,
     )
+
+
+def with_swaps(problem: Problem, plan: UnrolledPlan) -> UnrolledPlan:
+    """Return ``plan`` with swapped rows, unless its kernel would take more registers."""
+    found = replace(plan, tiling=swapped(problem.matrix, plan.tiling))
+    needed, before = (forecast_of_candidate(problem, one) for one in (found, plan))
+    return found if needed <= before else plan  # a tile with more long rows takes more
 
 
 def _kept_bytes(problem: Problem, candidate: UnrolledPlan, sums: int) -> int:

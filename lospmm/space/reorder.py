@@ -36,8 +36,8 @@ MOST_THREADS = 4
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Rows:
-    """The non-empty rows of A, in the order of placement."""
+class FilledRows:
+    """Non-empty rows of A, in some order."""
 
     index: NDArray[np.int32]  # (rows,)
     nnz: NDArray[np.int64]  # (rows,)
@@ -53,10 +53,10 @@ def regroup(matrix: SparseMatrix, size_limits: Sequence[int], *, workers: int = 
     ``workers`` threads share the values of M1; two halve the time of large matrices and gain little below some
     millions of cells. Raises BadRequest for an M1 below 1 and for a matrix of more than MAX_CELLS.
     """
-    rows = _nonempty_rows(matrix)
+    rows = nonempty_rows(matrix)
     is_alike = _is_alike(rows)
     order = np.lexsort((rows.mask[:, 0], rows.nnz)) if is_alike else np.argsort(rows.nnz, kind="stable")
-    rows = _Rows(rows.index[order], rows.nnz[order], rows.mask[order])
+    rows = FilledRows(rows.index[order], rows.nnz[order], rows.mask[order])
     limits = sorted(set(size_limits))
     _require_positive(limits)
     # With one row per tile, or one tile for all rows, there is no choice: row i goes to tile i, or to tile 0.
@@ -70,7 +70,7 @@ def regroup(matrix: SparseMatrix, size_limits: Sequence[int], *, workers: int = 
         for share, placed in zip(shares, pool.map(lambda share: _place(rows, share), shares), strict=True):
             placements.update(zip(share, placed, strict=True))
     empty_rows = _empty_rows(matrix)
-    return {limit: _tiling(rows, placements[limit], limit, empty_rows) for limit in limits}
+    return {limit: tiling_of(rows, placements[limit], limit, empty_rows) for limit in limits}
 
 
 def threads_for(matrix: SparseMatrix) -> int:
@@ -84,8 +84,8 @@ def natural_order(matrix: SparseMatrix, size_limit: int) -> Tiling:
     Raises BadRequest as ``regroup``.
     """
     _require_positive([size_limit])
-    rows = _nonempty_rows(matrix)
-    return _tiling(rows, np.arange(len(rows)) // size_limit, size_limit, _empty_rows(matrix))
+    rows = nonempty_rows(matrix)
+    return tiling_of(rows, np.arange(len(rows)) // size_limit, size_limit, _empty_rows(matrix))
 
 
 def _require_positive(limits: Sequence[int]) -> None:
@@ -93,7 +93,8 @@ def _require_positive(limits: Sequence[int]) -> None:
         raise BadRequest(f"a tile of at most {min(limits)} rows: M1 must be 1 or more")
 
 
-def _nonempty_rows(matrix: SparseMatrix) -> _Rows:
+def nonempty_rows(matrix: SparseMatrix) -> FilledRows:
+    """Return the non-empty rows of A, ascending. Raises BadRequest for a matrix of more than MAX_CELLS."""
     row_nnz = matrix.row_nnz
     index = np.flatnonzero(row_nnz).astype(np.int32)
     # Only non-empty columns have a bit, so that masks of a wide, sparse matrix stay small.
@@ -107,14 +108,14 @@ def _nonempty_rows(matrix: SparseMatrix) -> _Rows:
     word, bit = np.divmod(column, WORD_BITS)
     position = np.repeat(np.arange(len(index)), row_nnz[index])
     np.bitwise_or.at(mask, (position, word), np.uint64(1) << bit.astype(np.uint64))
-    return _Rows(index, row_nnz[index], mask)
+    return FilledRows(index, row_nnz[index], mask)
 
 
 def _empty_rows(matrix: SparseMatrix) -> NDArray[np.int32]:
     return np.flatnonzero(matrix.row_nnz == 0).astype(np.int32)
 
 
-def _shares(rows: _Rows, limits: Sequence[int], workers: int) -> list[Sequence[int]]:
+def _shares(rows: FilledRows, limits: Sequence[int], workers: int) -> list[Sequence[int]]:
     """Split ``limits`` into runs of about as many tiles, which decide time and memory.
 
     One run per worker, or more if the memory would exceed WORK_BYTES.
@@ -129,7 +130,7 @@ def _shares(rows: _Rows, limits: Sequence[int], workers: int) -> list[Sequence[i
     return [limits[start:end] for start, end in itertools.pairwise(ends) if start < end]
 
 
-def _place(rows: _Rows, limits: Sequence[int]) -> NDArray[np.int32]:
+def _place(rows: FilledRows, limits: Sequence[int]) -> NDArray[np.int32]:
     """Run lines 5 to 24 of Algorithm 1 for every M1 of ``limits``; return each row's tile, (limits, rows).
 
     The tiles of all M1 are side by side, those of ``limits[i]`` from ``starts[i]`` on. The order of line 10 and the
@@ -177,13 +178,13 @@ def _place(rows: _Rows, limits: Sequence[int]) -> NDArray[np.int32]:
     return placement
 
 
-def _is_alike(rows: _Rows) -> bool:
+def _is_alike(rows: FilledRows) -> bool:
     """Return whether the rows are many, and few of them different; of up to 64 columns."""
     is_tall = len(rows) >= TALL_ROWS and rows.mask.shape[1] == 1
     return is_tall and len(np.unique(rows.mask)) * ALIKE_ROWS <= len(rows)
 
 
-def _place_alike(rows: _Rows, limit: int) -> NDArray[np.int32]:
+def _place_alike(rows: FilledRows, limit: int) -> NDArray[np.int32]:
     """Return what ``_place`` does for one M1, (rows,), of rows whose equal ones are beside each other.
 
     The tile that takes a row takes the next equal ones too, until it is full or reaches TH_nnz: its key stays what it
@@ -226,7 +227,9 @@ def _place_alike(rows: _Rows, limit: int) -> NDArray[np.int32]:
     return placement
 
 
-def _tiling(rows: _Rows, placement: NDArray[np.integer], size_limit: int, empty_rows: NDArray[np.int32]) -> Tiling:
+def tiling_of(
+    rows: FilledRows, placement: NDArray[np.integer], size_limit: int, empty_rows: NDArray[np.int32]
+) -> Tiling:
     """Return the tiling of ``placement``, (rows,): the tile of each row. No tile is empty."""
     order = np.lexsort((rows.index, placement))
     starts = np.flatnonzero(np.diff(placement[order], prepend=-1))

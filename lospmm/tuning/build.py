@@ -1,4 +1,4 @@
-"""From a candidate to a kernel that a GPU loads: lower, emit, compile."""
+"""From a candidate to a kernel that a GPU loads: swap rows, lower, emit, compile."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -9,7 +9,7 @@ from functools import partial
 from lospmm.codegen import emit, source_of
 from lospmm.codegen.emission import Emission
 from lospmm.codegen.ir import KernelProgram, launch
-from lospmm.codegen.lower import lower
+from lospmm.codegen.lower import lower, with_swaps
 from lospmm.codegen.sass.reserve import layer_registers, reserved_registers
 from lospmm.families import FAMILIES, shared_of
 from lospmm.families.candidate import Candidate
@@ -35,6 +35,7 @@ class Build:
     dtype: Dtype
     words: Lanes | None = None  # unrolled kernels: the words of a thread
     kernel: PackedKernel | None = None  # other families: A as data, and the template
+    candidate: Candidate | None = None  # unrolled kernels: with swapped rows
     program: KernelProgram | None = None
     emission: Emission | None = None
     source: str | None = None  # the text shipped with the cubin; None: not written yet
@@ -85,12 +86,14 @@ def build(
         found = Compiled(binary.cubin, kernel.entry, kernel.launch)
         return Build(emission.language, found, binary, problem.dtype, kernel=kernel, source=kernel.source)
     with stage("emit"):
+        candidate = replace(candidate, plan=with_swaps(problem, candidate.plan))
         program = lower(problem, candidate.plan)
         emission = emit(program, emitter, problem.device.arch)
     with stage("compile"):
         binary = compiled(emission, program.registers)
     found = Compiled(binary.cubin, program.name, launch(program))
-    return Build(emission.language, found, binary, program.dtype, program.words, program=program, emission=emission)
+    made = emission.language, found, binary, program.dtype, program.words
+    return Build(*made, candidate=candidate, program=program, emission=emission)
 
 
 def shares_packing(problem: Problem, candidate: Candidate) -> bool:

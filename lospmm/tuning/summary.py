@@ -51,7 +51,7 @@ def manifest(outcome: Outcome, seconds: dict[str, float]) -> Manifest:
         values=outcome.values,
         seed=outcome.seed,
         device=problem.device.name,
-        tile=_tile(winner.plan, build) if winner.is_unrolled else None,
+        tile=_tile(build) if winner.is_unrolled else None,
         bias_sha256=None if outcome.bias is None else hashlib.sha256(outcome.bias).hexdigest(),
         search=search_summary(
             outcome.known, outcome.options, estimated_micros=_estimated_micros(outcome), dense=outcome.dense
@@ -137,12 +137,13 @@ def _shape(sizes: tuple[int, ...]) -> str:
     return " x ".join(map(str, sizes))
 
 
-def _tile(winner: UnrolledPlan, build: Build) -> Tile:
-    assert build.words is not None, "it is unrolled"
-    tiling, schedule = winner.tiling, winner.schedule
+def _tile(build: Build) -> Tile:
+    assert build.words is not None and build.candidate is not None, "it is unrolled"
+    built: UnrolledPlan = build.candidate.plan
+    tiling, schedule = built.tiling, built.schedule
     return Tile(
-        rows=winner.tile.rows,
-        cols=winner.tile.cols,
+        rows=built.tile.rows,
+        cols=built.tile.cols,
         prefetch=schedule.prefetch,
         column_group=schedule.column_group,
         lockstep=schedule.lockstep,
@@ -196,7 +197,9 @@ def _estimated_micros(outcome: Outcome) -> float:
         return outcome.forecast_micros
     if not outcome.winner.is_unrolled:
         return outcome.winner.score
-    return float(estimate_micros(outcome.searched_problem, [outcome.winner.plan])[0])
+    built = outcome.build.candidate
+    assert built is not None, "it is unrolled"
+    return float(estimate_micros(outcome.searched_problem, [built.plan])[0])
 
 
 def _families(known: Known, options: Options) -> tuple[FamilySummary, ...]:

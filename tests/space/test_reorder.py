@@ -285,7 +285,7 @@ def test_equal_rows_are_placed_together_as_one_by_one(
 
 
 def test_what_has_few_different_rows() -> None:
-    rows = reorder._nonempty_rows(uniform(20_000, 8, 0.5, seed=0))
+    rows = reorder.nonempty_rows(uniform(20_000, 8, 0.5, seed=0))
     assert reorder._is_alike(rows)
-    assert not reorder._is_alike(reorder._nonempty_rows(uniform(20_000, 60, 0.5, seed=0)))
-    assert not reorder._is_alike(reorder._nonempty_rows(uniform(2_000, 8, 0.5, seed=0)))
+    assert not reorder._is_alike(reorder.nonempty_rows(uniform(20_000, 60, 0.5, seed=0)))
+    assert not reorder._is_alike(reorder.nonempty_rows(uniform(2_000, 8, 0.5, seed=0)))
