@@ -29,7 +29,7 @@ def registers_of(groups: int, feeding: int, device: DeviceSpec, *, blocks: int =
 
 
 def grid_of(problem: Problem, rows: int, cols: int, cluster: int) -> tuple[int, int, int]:
-    """Return the grid with a block for each tile of C, (``rows``, ``cols``): groups of tiles along the columns in turn."""
+    """Return the grid with a block for each tile of C, (``rows``, ``cols``), of which columns come in groups."""
     across = ceil_div(problem.n, cols)
     groups = ceil_div(across, _MOST_ACROSS)
     return ceil_div(across, groups), cluster, groups * ceil_div(problem.matrix.m, rows)
