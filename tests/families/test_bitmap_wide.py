@@ -44,7 +44,7 @@ def test_every_epilogue(relu: bool, residual: bool, bias: bool, cluster: int) ->
 
 
 def test_a_block_takes_several_tiles() -> None:
-    """On a small GPU: three groups of tiles along the columns, the last of which has fewer; eight tiles along the rows."""
+    """On a small GPU: three groups of tiles along the columns, the last of which has fewer, by eight along the rows."""
     small = replace(H200, sms=9)
     problem = replace(plain(pruned(500, 300, 0.4, seed=12, empty_rows=0.1), 64 * 25 + 8, HALF), device=small)
     kernel = pack_plan(problem, BASE)
