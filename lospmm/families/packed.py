@@ -5,8 +5,8 @@ with B and C. A template with the same settings is compiled once for all matrice
 which needs no compiler.
 
 ``families/templates/prelude.cuh`` declares what a template may use. Its kernel is ``LOSPMM_KERNEL(entry) { ... }``;
-blocks of a ``blockIdx.x`` alone write to ``cols`` columns of C, and to every ``gridDim.x``-th so many after them. B (k x
-n) and C (m x n) are row-major.
+blocks of a ``blockIdx.x`` alone write to ``cols`` columns of C, and to every ``gridDim.x``-th so many after them. B
+(k x n) and C (m x n) are row-major.
 """
 
 import re
