@@ -141,6 +141,11 @@ static inline unsigned __byte_perm(unsigned low, unsigned high, unsigned chosen)
   for (unsigned at = 0; at < 4; ++at) result |= static_cast<unsigned>(bytes >> 8 * (chosen >> 4 * at & 7) & 0xFF) << 8 * at;
   return result;
 }
+// The sum of products of four bytes, and ``sum``.
+static inline unsigned __dp4a(unsigned left, unsigned right, unsigned sum) {
+  for (int at = 0; at < 32; at += 8) sum += (left >> at & 255) * (right >> at & 255);
+  return sum;
+}
 static inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 static inline int min(int x, int y) { return x < y ? x : y; }
 static inline int max(int x, int y) { return x > y ? x : y; }

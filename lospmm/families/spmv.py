@@ -1,9 +1,9 @@
-"""Family of one column of B: four bits for each nonzero's column, and B in shared memory.
+"""Family of one to eight columns of B: four bits for each nonzero's column, and B in shared memory.
 
 A language model that decodes a token multiplies by one column, and is bound by reading A. A nonzero takes 16 bits and 4
 for its column, 2.6 bytes with padding, where ``csr`` takes 4; 1.6 with values of 8 bits. Each lane of a warp has the
-columns of one bank of shared memory; ``templates/spmv.cu`` explains the layout. The warps of a block share its elements
-evenly, whatever the rows' lengths.
+columns of one bank of shared memory; ``templates/spmv.cu`` explains the layout, and ``spmv_eight.cu`` that of five to
+eight columns. The warps of a block share its elements evenly, whatever the rows' lengths.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,7 +26,10 @@ from lospmm.problem.values import ValueType
 STEPS, REACH = 8, 15
 
 #: Columns of B.
-COLS = (1, 2, 4)
+COLS = (1, 2, 4, 8)
+
+#: Columns of B for tensor cores, by ``templates/spmv_eight.cu``, and the lanes that then have other columns of A each.
+EIGHT = 8
 
 #: Rows of a block, which a byte numbers.
 MOST_ROWS = 256
@@ -101,6 +104,8 @@ def plans(problem: Problem) -> list[SpmvPlan]:
 def _registers_needed(plan: SpmvPlan, problem: Problem) -> int:
     """Return the registers of a thread without spilling (ptxas 13.0)."""
     cols = cols_of(problem)
+    if cols == EIGHT:
+        return 128
     if plan.ahead == 1:
         return 40 if cols == 1 else 64
     return 64 if cols <= 2 else 80
@@ -122,7 +127,7 @@ def split_of(plan: SpmvPlan, problem: Problem) -> Split:
     """Return the blocks: those that run at a time, or so few that each warp has a unit; more where rows need them."""
     matrix, device, together = problem.matrix, problem.device, plan.blocks * problem.device.sms
     each = min(device.shared_bytes_per_sm // plan.blocks - device.reserved_shared_bytes, device.shared_bytes_per_block)
-    room = (each - shared_bytes(plan, problem, 0)) // (4 * WARP * cols_of(problem))
+    room = (each - shared_bytes(plan, problem, 0)) // _row_bytes(problem)
     rows = max(0, min(MOST_ROWS, room, 4 * ceil_div(matrix.m, together)))
     enough = max(ceil_div(matrix.m, max(1, rows)), min(matrix.m, ceil_div(matrix.nnz, plan.warps * STEPS * WARP)))
     waves = ceil_div(matrix.m, max(1, rows) * together)
@@ -130,9 +135,16 @@ def split_of(plan: SpmvPlan, problem: Problem) -> Split:
 
 
 def shared_bytes(plan: SpmvPlan, problem: Problem, rows: int) -> int:
-    """Return the shared memory of a block: B, sums of each lane for each row and each warp, and the warps' turns."""
-    of_lanes = ceil_div(problem.matrix.k, WARP) + 1 + rows + plan.warps
-    return 4 * (WARP * cols_of(problem) * of_lanes + plan.warps)
+    """Return the shared memory of a block: B, what rows need, and of each warp sums and its turn."""
+    classes, cols = classes_of(problem), cols_of(problem)
+    of_b = (ceil_div(problem.matrix.k, classes) + 1) * classes * cols * (2 if cols == EIGHT else 4)
+    return of_b + _row_bytes(problem) * rows + 4 * classes * cols * plan.warps + 4 * plan.warps
+
+
+def _row_bytes(problem: Problem) -> int:
+    """Return the shared memory of a row of a block: sums of each class, and of eight columns its turn."""
+    classes, cols = classes_of(problem), cols_of(problem)
+    return 4 * classes * cols + (2 * WARP + classes + 2 if cols == EIGHT else 0)
 
 
 def cols_of(problem: Problem) -> int:
@@ -140,10 +152,18 @@ def cols_of(problem: Problem) -> int:
     return next(cols for cols in COLS if cols >= problem.n)
 
 
+def classes_of(problem: Problem) -> int:
+    """Return the classes of A's columns: a lane has those of one, and a row is shared by the lanes of a class."""
+    return EIGHT if cols_of(problem) == EIGHT else WARP
+
+
 #: Share of the memory bandwidth that is reached; microseconds before the first product and after the last; bytes that
 #: an SM must have asked for; and how much longer another column takes. Fitted to 4096 x 4096 to 8192 x 8192 at 50 to
 #: 80 % zeros on an H100.
 SHARE_OF_BANDWIDTH, START_MICROS, FLYING_BYTES, OF_COLUMN = 0.87, 0.9, 21_500.0, 0.025
+
+#: The same of eight columns, where a column more costs nothing; and the cycles of a unit, of an SM.
+START_OF_EIGHT, FLYING_OF_EIGHT, CYCLES_OF_EIGHT = 2.2, 14_000.0, 65.0
 
 #: Fillers of a turn, in standard deviations of a lane's elements over the root of a block's rows: the largest of 32
 #: sums. By drawing zeros at random.
@@ -157,16 +177,21 @@ def forecast(problem: Problem, plans: Sequence[SpmvPlan]) -> NDArray[np.float64]
 
 def _micros(problem: Problem, plan: SpmvPlan) -> float:
     matrix, device, grid = problem.matrix, problem.device, split_of(plan, problem).grid
-    lane_columns = ceil_div(matrix.k, WARP)
+    classes = classes_of(problem)
+    columns = ceil_div(matrix.k, classes)  # of a class
     density = min(0.999, matrix.nnz / max(1, matrix.m * matrix.k))
     skips = 1 / (1 - (1 - density) ** REACH) if density else 1.0  # elements to a nonzero
-    spread = np.sqrt(lane_columns * density * (1 - density) / max(1.0, matrix.m / grid))
-    elements = matrix.m * max(1.0, skips * lane_columns * density + FILLERS * spread)  # of a lane
+    spread = np.sqrt(columns * density * (1 - density) / max(1.0, matrix.m / grid))
+    of_row = (skips * columns * density + FILLERS * spread) * classes / WARP  # of a lane
     unit_bytes = unit_of(problem.values).itemsize
-    seconds = elements / STEPS * unit_bytes / (SHARE_OF_BANDWIDTH * device.memory_bandwidth)
+    units = matrix.m * max(1.0, of_row) / STEPS
+    seconds = units * unit_bytes / (SHARE_OF_BANDWIDTH * device.memory_bandwidth)
     flying = grid / device.sms * plan.warps * plan.ahead * unit_bytes
-    slower = max(1.0, FLYING_BYTES / flying) * (1 + OF_COLUMN * (cols_of(problem) - 1))
-    return float(LAUNCH_MICROS + START_MICROS + 1e6 * seconds * slower)
+    if classes == WARP:
+        slower = max(1.0, FLYING_BYTES / flying) * (1 + OF_COLUMN * (cols_of(problem) - 1))
+        return float(LAUNCH_MICROS + START_MICROS + 1e6 * seconds * slower)
+    seconds = max(seconds, units * CYCLES_OF_EIGHT / (device.sms * device.clock_hz))
+    return float(LAUNCH_MICROS + START_OF_EIGHT + 1e6 * seconds * max(1.0, FLYING_OF_EIGHT / flying))
 
 
 def pack_plan(problem: Problem, plan: SpmvPlan) -> PackedKernel:
@@ -174,6 +199,7 @@ def pack_plan(problem: Problem, plan: SpmvPlan) -> PackedKernel:
     epilogue, dtype = problem.epilogue, problem.dtype
     arrays, split = arrays_of(problem, plan), split_of(plan, problem)
     entry = f"lospmm_spmv_n{problem.n}"
+    template = "spmv_eight" if cols_of(problem) == EIGHT else "spmv"
     settings: dict[str, int | str] = {
         **settings_of(problem.values),
         "ENTRY": entry,
@@ -189,7 +215,7 @@ def pack_plan(problem: Problem, plan: SpmvPlan) -> PackedKernel:
     }
     return PackedKernel(
         entry=entry,
-        source=source_of_template("spmv", settings, dtype=dtype, epilogue=epilogue),
+        source=source_of_template(template, settings, dtype=dtype, epilogue=epilogue, parts=("units.cuh",)),
         data=pack((problem.matrix.m,), arrays, epilogue=epilogue, scales=scales_of(problem)),
         launch=Launch((1, split.grid, 1), WARP * plan.warps, shared_bytes(plan, problem, split.rows)),
         registers=registers_allowed(plan, problem),
@@ -205,7 +231,8 @@ class Arrays(NamedTuple):
     places: NDArray[np.void]
     units: NDArray[np.void]
     lengths: NDArray[np.uint16]  # elements of each turn, (m,)
-    rows: NDArray[np.uint8]  # of each turn and lane, in the block, (m, 32)
+    rows: NDArray[np.uint8]  # of each turn and class, in the block, (m, classes)
+    starts: NDArray[np.uint16]  # the row of B that each lane begins each turn behind, (m, 32); of eight columns alone
 
 
 class BlockTurns(NamedTuple):
@@ -213,7 +240,8 @@ class BlockTurns(NamedTuple):
 
     units: NDArray[np.void]
     ends: NDArray[np.int64]  # of the turns, in elements; (rows,)
-    rows: NDArray[np.int64]  # of each turn and lane, (rows, 32)
+    rows: NDArray[np.int64]  # of each turn and class, (rows, classes)
+    starts: NDArray[np.int32]  # of each turn and lane, (rows, 32)
 
 
 def arrays_of(problem: Problem, plan: SpmvPlan) -> Arrays:
@@ -237,12 +265,25 @@ def arrays_of(problem: Problem, plan: SpmvPlan) -> Arrays:
             turn = min(int(np.searchsorted(block.ends, start, side="right")), len(block.ends) - 1)
             begin = int(block.ends[turn - 1]) if turn else 0
             place["turn"], place["left"] = row + turn, max(1, block.ends[turn] - start)
-            if place["units"] and begin < start:
-                place["is_continued"] = 1
-                place["behind"] = _behind(block.units, begin, start)
+            if place["units"]:
+                place["is_continued"] = begin < start
+                place["behind"] = block.starts[turn] + _behind(block.units, begin, start)
     lengths = np.concatenate([np.diff(block.ends, prepend=0) for block in blocks]).astype(np.uint16)
     rows = np.concatenate([block.rows for block in blocks]).astype(np.uint8)
-    return Arrays(places, units.reshape(places.size, most), lengths, rows)
+    starts = np.zeros(0, dtype=np.uint16)
+    if cols_of(problem) == EIGHT:
+        starts = np.concatenate([block.starts for block in blocks]).astype(np.uint16)
+        lanes, steps = held_values()
+        units["values"] = units["values"][..., lanes, steps]
+    return Arrays(places, units.reshape(places.size, most), lengths, rows, starts)
+
+
+def held_values() -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return whose values each lane has and of which steps, for eight columns: where fragments need them, (32, 8)."""
+    lane, half, sharer = np.ix_(np.arange(WARP), np.arange(2), np.arange(4))
+    step = lane // 8 ^ lane % 4
+    lanes, steps = np.broadcast_arrays((lane // 4 ^ 2 * step) + EIGHT * sharer, 4 * half + step)
+    return lanes.reshape(WARP, STEPS), steps.reshape(WARP, STEPS)
 
 
 def bounds_of(problem: Problem, plan: SpmvPlan) -> NDArray[np.int64]:
@@ -260,13 +301,13 @@ def bounds_of(problem: Problem, plan: SpmvPlan) -> NDArray[np.int64]:
 
 def _blocks(problem: Problem, bounds: NDArray[np.int64]) -> Iterator[BlockTurns]:
     matrix, dtype, values = problem.matrix, problem.dtype, problem.values
-    zero = 0 if values is None else values.zero
+    zero, classes = 0 if values is None else values.zero, classes_of(problem)
     stored = dtype.to_storage(dtype.rounded(matrix.data)).view(np.uint16) if values is None else values.codes(matrix)
     for row, after in pairwise(bounds):
         own = slice(*matrix.indptr[[row, after]])
-        lane, place = matrix.indices[own] % WARP, matrix.indices[own] // WARP
+        of_class, place = matrix.indices[own] % classes, matrix.indices[own] // classes
         of_row = np.repeat(np.arange(after - row, dtype=np.int32), np.diff(matrix.indptr[row : after + 1]))
-        key = (of_row * WARP + lane).astype(np.uint16)
+        key = (of_row * classes + of_class).astype(np.uint16)
         order = np.argsort(key, kind="stable")  # a radix sort, of 16 bits
         key, place = key[order], place[order]
         behind = np.diff(place, prepend=-1)
@@ -281,26 +322,36 @@ def _blocks(problem: Problem, bounds: NDArray[np.int64]) -> Iterator[BlockTurns]
             with_skips = np.full(len(behinds), zero, dtype=stored.dtype)
             with_skips[last] = found
             found = with_skips
-        yield _in_turns(key, behinds, found, int(after - row), unit_of(values), zero)
+        yield _in_turns(key, behinds, found, (int(after - row), classes), unit_of(values), zero)
 
 
 def _in_turns(
     key: NDArray[np.uint16],
     behinds: NDArray[np.uint8],
     values: NDArray[np.uint16] | NDArray[np.uint8],
-    rows: int,
+    shape: tuple[int, int],
     unit: np.dtype[np.void],
     zero: int,
 ) -> BlockTurns:
-    """Lay elements of rows and lanes (``key``, ascending) in turns: the i-th longest of each lane together."""
-    counts = np.bincount(key, minlength=rows * WARP)
-    of_turn = np.argsort(-counts.reshape(rows, WARP), axis=0, kind="stable")
+    """Lay elements of rows and classes (``key``, ascending) in turns: the i-th longest of each class together."""
+    (rows, classes), sharing = shape, WARP // shape[1]  # lanes of a class
+    counts = np.bincount(key, minlength=rows * classes).astype(np.int32)
+    firsts, each = np.cumsum(counts, dtype=np.int32) - counts, -(-counts // sharing)  # of a lane
+    of_turn = np.argsort(-each.reshape(shape), axis=0, kind="stable")
     turn_of = np.empty_like(of_turn)
     np.put_along_axis(turn_of, of_turn, np.arange(rows)[:, np.newaxis], axis=0)
-    ends = np.cumsum(np.maximum(STEPS, np.take_along_axis(counts.reshape(rows, WARP), of_turn, axis=0).max(axis=1)))
-    begins = np.append(0, ends[:-1])[turn_of].reshape(-1) - (np.cumsum(counts) - counts)
-    at = begins.astype(np.int32)[key] + np.arange(len(key), dtype=np.int32)
-    at += (at // STEPS * (WARP - 1) + key % WARP) * STEPS  # of its unit, its lane, its step
+    ends = np.cumsum(np.maximum(STEPS, np.take_along_axis(each.reshape(shape), of_turn, axis=0).max(axis=1)))
+    begins = np.append(0, ends[:-1]).astype(np.int32)[turn_of].reshape(-1)
+    lane, at = (key % classes).astype(np.int32), np.arange(len(key), dtype=np.int32) - firsts[key]
+    starts = np.zeros((rows, WARP), dtype=np.int32)
+    if sharing > 1:
+        sharer, at = np.divmod(at, each[key])
+        lane += sharer * classes
+        read = np.append(0, np.cumsum(behinds, dtype=np.int32))  # before each element
+        (begun,) = np.nonzero(at == 0)
+        starts[turn_of.reshape(-1)[key[begun]], lane[begun]] = read[begun] - read[firsts[key[begun]]]
+    at += begins[key]
+    at += (at // STEPS * (WARP - 1) + lane) * STEPS  # of its unit, its lane, its step
     count = ceil_div(int(ends[-1]), STEPS)
     in_place = np.full((count, WARP, STEPS), zero, dtype=values.dtype)
     in_place.reshape(-1)[at] = values
@@ -308,7 +359,7 @@ def _in_turns(
     steps.reshape(-1)[at] = behinds
     units = np.empty(count, dtype=unit)
     units["values"], units["behinds"] = in_place, steps[..., ::2] | steps[..., 1::2] << 4
-    return BlockTurns(units, ends, of_turn)
+    return BlockTurns(units, ends, of_turn, starts)
 
 
 def _behind(units: NDArray[np.void], begin: int, start: int) -> NDArray[np.int64]:

@@ -20,7 +20,11 @@ from tests.families.matrices import pruned
 H200, HALF = DEVICES["h200"], DTYPES["float16"]
 MATRIX = pruned(70, 300, 0.4, seed=1, empty_rows=0.1, dense_row=True)
 
-ROWS = [(FAMILIES["spmv"], 1), *((FAMILIES["bitmap"], n) for n in (1, 5, 40, 72)), (ONE_COPY["bitmap"], 8)]
+ROWS = [
+    *((FAMILIES["spmv"], n) for n in (1, 8)),
+    *((FAMILIES["bitmap"], n) for n in (1, 5, 40, 72)),
+    (ONE_COPY["bitmap"], 8),
+]
 
 
 @pytest.mark.parametrize("values", VALUE_TYPES)

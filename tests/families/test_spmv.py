@@ -27,7 +27,7 @@ BASE = SpmvPlan(warps=8, blocks=1)
 
 @pytest.mark.parametrize(
     ("plan", "n", "dtype"),
-    covering([SpmvPlan(8, 1), SpmvPlan(16, 3), SpmvPlan(32, 1, ahead=2)], [1, 2, 3, 4], ["float16", "bfloat16"]),
+    covering([SpmvPlan(8, 1), SpmvPlan(16, 3), SpmvPlan(32, 1, ahead=2)], [1, 2, 3, 4, 5, 8], ["float16", "bfloat16"]),
     ids=str,
 )
 def test_both_types_columns_and_blocks_of_several_rows(plan: SpmvPlan, n: int, dtype: str) -> None:
@@ -40,12 +40,14 @@ def test_both_types_columns_and_blocks_of_several_rows(plan: SpmvPlan, n: int, d
 )
 def test_long_short_and_empty_rows(m: int, k: int, density: float) -> None:
     """A row that several warps share; rows that a warp has many of; columns far apart; no nonzeros."""
-    problem = plain(pruned(m, k, density, seed=2), 1, HALF)
-    assert error_of(problem, pack_plan(problem, BASE)) < 1
+    matrix = pruned(m, k, density, seed=2)
+    for n in (1, 8):
+        problem = plain(matrix, n, HALF)
+        assert error_of(problem, pack_plan(problem, BASE)) < 1
 
 
 @settings(max_examples=8)
-@given(matrices(max_m=70, max_k=700), st.sampled_from(["float16", "bfloat16"]), st.integers(1, 4))
+@given(matrices(max_m=70, max_k=700), st.sampled_from(["float16", "bfloat16"]), st.integers(1, 8))
 def test_any_matrix(matrix: SparseMatrix, dtype: str, n: int) -> None:
     problem = plain(matrix, n, DTYPES[dtype])
     assert error_of(problem, pack_plan(problem, BASE)) < 1
@@ -58,34 +60,42 @@ def test_every_epilogue(relu: bool, residual: bool, bias: bool) -> None:
     assert error_of(problem, pack_plan(problem, BASE)) < 1
 
 
-@settings(max_examples=40)
-@given(matrices(max_m=400, max_k=900), st.sampled_from([SpmvPlan(8, 1), SpmvPlan(16, 2), SpmvPlan(32, 1, ahead=2)]))
-def test_the_warps_of_all_blocks_have_all_nonzeros_once(matrix: SparseMatrix, plan: SpmvPlan) -> None:
+@settings(max_examples=60)
+@given(
+    matrices(max_m=400, max_k=900),
+    st.sampled_from([SpmvPlan(8, 1), SpmvPlan(16, 2), SpmvPlan(32, 1, ahead=2)]),
+    st.sampled_from([1, 8]),
+)
+def test_the_warps_of_all_blocks_have_all_nonzeros_once(matrix: SparseMatrix, plan: SpmvPlan, n: int) -> None:
     """Each lane's columns in order, in turns of a unit at least; what a warp begins with is where another stopped."""
-    problem = plain(matrix, 1, HALF)
-    bounds, (grid, most) = bounds_of(problem, plan), split_of(plan, problem)
+    problem = plain(matrix, n, HALF)
+    bounds, (grid, most), classes = bounds_of(problem, plan), split_of(plan, problem), spmv.classes_of(problem)
     assert (bounds[0], bounds[-1], len(bounds)) == (0, matrix.m, grid + 1)
     assert (np.diff(bounds) > 0).all() and np.diff(bounds).max() <= most
     arrays = arrays_of(problem, plan)
     assert arrays.lengths.min() >= STEPS
+    starts = arrays.starts.reshape(-1, 32) if n == 8 else np.zeros((matrix.m, 32), int)
     room = arrays.units.shape[1] * STEPS
-    found = np.zeros((matrix.m, matrix.k + 32 * 16), np.float32)
+    found = np.zeros((matrix.m, matrix.k + classes * 16), np.float32)
     for block, first in enumerate(bounds[:-1]):
         units = arrays.units.reshape(len(arrays.places), -1)[block]
-        values = units["values"].transpose(0, 2, 1).reshape(-1, 32).view(np.float16)
+        held = units["values"].copy()
+        if n == 8:
+            held[..., *spmv.held_values()] = units["values"]
+        values = held.transpose(0, 2, 1).reshape(-1, 32).view(np.float16)
         pairs = units["behinds"].transpose(0, 2, 1)
         behinds = np.stack([pairs & 15, pairs >> 4], axis=2).reshape(-1, 32)
         ends = np.cumsum(arrays.lengths[first : bounds[block + 1]].astype(int))
         assert arrays.places["units"][block].sum() == -(-ends[-1] // STEPS)
         for turn, end in enumerate(ends, start=int(first)):
             begin = end - int(arrays.lengths[turn])
-            at = behinds[begin:end].cumsum(axis=0, dtype=int)
-            rows = first + arrays.rows[turn].astype(int)
-            columns = np.where(values[begin:end] != 0, (at - 1) * 32 + np.arange(32), matrix.k)
+            at = starts[turn] + behinds[begin:end].cumsum(axis=0, dtype=int)
+            rows = first + arrays.rows[turn].astype(int)[np.arange(32) % classes]
+            columns = np.where(values[begin:end] != 0, (at - 1) * classes + np.arange(32) % classes, matrix.k)
             np.add.at(found, (np.broadcast_to(rows, at.shape), columns), values[begin:end])
             for warp in range(-(-begin // room), -(-end // room)):  # those that begin in the turn
                 place = arrays.places[block, warp]
-                read = behinds[begin : warp * room].sum(axis=0, dtype=int)
+                read = starts[turn] + behinds[begin : warp * room].sum(axis=0, dtype=int)
                 assert (place["turn"], place["left"]) == (turn, end - warp * room)
                 assert place["is_continued"] == (begin < warp * room) and (place["behind"] == read).all()
         assert not values[ends[-1] :].any()
@@ -112,7 +122,7 @@ def test_a_row_with_nearly_all_nonzeros() -> None:
 
 
 def test_plans_fit_and_denser_takes_longer() -> None:
-    for m, k, n in ((512, 1024, 1), (1, 1, 1), (8, 30_000, 1), (28_672, 96, 4)):
+    for m, k, n in ((512, 1024, 1), (1, 1, 1), (8, 30_000, 1), (28_672, 96, 4), (12_000, 96, 8)):
         problem = plain(pruned(m, k, 0.5, seed=7), n, HALF)
         found = plans(problem)
         shared = [spmv.shared_bytes(plan, problem, split_of(plan, problem).rows) for plan in found]
@@ -127,7 +137,7 @@ def test_what_it_has_no_kernel_for() -> None:
     convolution = Convolution(batch=1, channels=1, height=4, width=4, kernel_height=3, kernel_width=3)
     assert refusal(Problem(matrix, convolution.n, H200, convolution)) == "no convolutions"
     assert refusal(plain(matrix, 1)) == "needs a 16-bit dtype, not float32"
-    assert refusal(plain(matrix, 5, HALF)) == "more than 4 columns of B"
+    assert refusal(plain(matrix, 9, HALF)) == "more than 8 columns of B"
     wide = from_coo((1, 60_000), np.zeros(1, int), np.full(1, 7), np.ones(1))
     assert refusal(plain(wide, 1, HALF)) == "60,000 columns of A, and as many rows of B do not fit in shared memory"
     assert "sm_75" in str(refusal(Problem(matrix, 1, DEVICES["rtx2080ti"], dtype=HALF)))
@@ -136,7 +146,7 @@ def test_what_it_has_no_kernel_for() -> None:
 
 @pytest.mark.parametrize("device", ["h200", pytest.param("a100", marks=pytest.mark.slow)])
 def test_the_tightest_plan_does_not_spill(device: str) -> None:
-    for n, ahead in ((1, 1), (2, 2), (4, 1)):
+    for n, ahead in ((1, 1), (2, 2), (4, 1), (8, 2)):
         problem = Problem(from_dense(np.ones((64, 64))), n, DEVICES[device], dtype=HALF)
         most = max((plan for plan in plans(problem) if plan.ahead == ahead), key=lambda plan: plan.warps * plan.blocks)
         binary = binary_of(pack_plan(problem, most), problem.device.arch)

@@ -17,45 +17,13 @@
 // Numbers: m. Arrays: where each warp begins, blocks x WARPS; the units, WARPS x UNITS of each block; the elements of each
 // turn, m; each lane's row of it in the block, m x 32.
 
-constexpr int THREADS = 32 * WARPS, STEPS = 8;
-constexpr int BEHINDS_AT = PAIR_BYTES * 128, UNIT_BYTES = BEHINDS_AT + 128;
 constexpr int LOG_COLS = COLS == 1 ? 0 : COLS == 2 ? 1 : 2;
 constexpr int ROW_BYTES = 128 * COLS;                       // of B for a column of A of each lane; of their sums
 constexpr int PARTS_AT = ((K + 31) / 32 + 1) * ROW_BYTES;   // behind zeros and B: of each row of the block, each lane's sums
 constexpr int SHARED_AT = PARTS_AT + MAX_ROWS * ROW_BYTES;  // of turns that an earlier warp began, by warp
 constexpr int TURNS_AT = SHARED_AT + WARPS * ROW_BYTES;     // and which turn that is, or -1
-constexpr int FOREVER = 1 << 30;
 
-struct Place {
-  unsigned short behind[32];       // the row of B that each lane read last
-  unsigned units;                  // of the warp
-  unsigned turn, left;             // the first, and how many elements of it there are
-  unsigned is_continued;           // whether an earlier warp has its beginning
-  unsigned block_row, block_rows;  // the first row of the block, and how many it has
-  unsigned unused[2];
-};
-
-struct Unit {
-  Word<PAIR_BYTES * 4>::type values;
-  unsigned behinds;
-};
-
-LOSPMM_INLINE void load(Unit &unit, const unsigned char *from) {
-  const int lane = threadIdx.x % 32;
-  unit.values = __ldcs(reinterpret_cast<const Word<PAIR_BYTES * 4>::type *>(from) + lane);
-  unit.behinds = __ldcs(reinterpret_cast<const unsigned *>(from + BEHINDS_AT) + lane);
-}
-
-LOSPMM_INLINE unsigned word(const uint4 &words, int at) {
-  return at == 0 ? words.x : at == 1 ? words.y : at == 2 ? words.z : words.w;
-}
-
-// The value of a step; of two at a time, as halves where they are codes.
-LOSPMM_INLINE unsigned pair_of(const uint4 &values, int at) { return word(values, at); }
-LOSPMM_INLINE unsigned pair_of(const uint2 &codes, int at) {
-  const unsigned two = (at < 2 ? codes.x : codes.y) >> at % 2 * 16;
-  return INT8 ? lospmm_halves_of_int8(two) : lospmm_halves_of_fp8(two);
-}
+// The value of a step.
 LOSPMM_INLINE float value_of(const Unit &unit, int step) {
   const unsigned pair = pair_of(unit.values, step / 2);
   return step % 2 ? lospmm_second(pair) : lospmm_first(pair);

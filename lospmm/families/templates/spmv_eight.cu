@@ -1,0 +1,202 @@
+
+// A times up to eight columns, B in shared memory in its own type, on tensor cores. Turns and their sums are as in spmv.cu.
+//
+// Lane l has columns of A with the remainder l % 8, so that eight lanes read 16 bytes of B each from all banks. Four lanes
+// share a row: each has a quarter of its elements with this remainder, one after another, and an array says where it begins.
+//
+// A step of a warp gathers a row of B for each lane: the short sides of two products. Row i of their long sides, of eight rows,
+// has the values of lanes i and i + 8, or i + 16 and i + 24, in these lanes' columns, and 0 elsewhere. A fragment thus has them
+// in eight of its lanes. So that in four steps each lane has some, step s puts lane i into row i ^ 2 (s % 4), with sums of its
+// own; values lie where they are needed.
+//
+// Numbers: m. Arrays: where each warp begins, blocks x WARPS; the units, WARPS x UNITS of each block; the elements of each
+// turn, m; each remainder's row of it in the block, m x 8; where each lane begins, m x 32.
+
+constexpr int ROW_BYTES = 128, SUMS_BYTES = 256;             // of B for a column of A of each remainder; of their sums of a row
+constexpr int PARTS_AT = ((K + 7) / 8 + 1) * ROW_BYTES;      // behind zeros and B: of each row of the block, eight sums
+constexpr int SHARED_AT = PARTS_AT + MAX_ROWS * SUMS_BYTES;  // of turns that an earlier warp began, by warp
+constexpr int TURNS_AT = SHARED_AT + WARPS * SUMS_BYTES;     // and which turn that is, or -1
+constexpr int TABLE_AT = TURNS_AT + WARPS * 4;               // of the block's turns: starts, rows and lengths
+
+// Which bytes of two values are the diagonals', of each of four steps.
+struct Diagonals {
+  unsigned low[4], high[4];
+};
+
+// Sums of two columns of C, by the last two bits of the step, and what nobody reads.
+struct Sums {
+  float of[4][4];
+};
+
+// Add the values of a step times rows of B.
+LOSPMM_INLINE void multiply(Sums &sums, const Unit &unit, int step, const unsigned (&rows)[4], const Diagonals &of) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const unsigned two = pair_of(unit.values, step / 4 * 2 + half);
+    const unsigned left[2] = {__byte_perm(two, 0, of.low[step % 4]), __byte_perm(two, 0, of.high[step % 4])};
+    const unsigned right[2] = {rows[half * 2], rows[half * 2 + 1]};
+    lospmm_mma_of_eight(sums.of[step % 4], left, right);
+  }
+}
+
+// A lane's two sums of a row's, which begin ``at`` bytes into shared memory.
+LOSPMM_INLINE float2 &two_sums(unsigned at) { return *reinterpret_cast<float2 *>(lospmm_shared + at + threadIdx.x % 32 * 8); }
+
+// What is read of sums, and the sum of all steps.
+struct Used {
+  float2 of[4];
+};
+LOSPMM_INLINE Used used(const Sums &sums) {
+  Used used;
+#pragma unroll
+  for (int step = 0; step < 4; ++step) used.of[step] = make_float2(sums.of[step][0], sums.of[step][1]);
+  return used;
+}
+LOSPMM_INLINE float2 two_of(const Used &used) {
+  float2 two = used.of[0];
+#pragma unroll
+  for (int step = 1; step < 4; ++step) {
+    two.x += __shfl_xor_sync(~0u, used.of[step].x, step * 8);
+    two.y += __shfl_xor_sync(~0u, used.of[step].y, step * 8);
+  }
+  return two;
+}
+
+// The steps of a unit. A turn that ends before step ``left`` is followed by one from ``start`` on, and its sums are ``whole``.
+template <bool ends>
+LOSPMM_INLINE void go(Sums &sums, Used &whole, unsigned &at, const Unit &unit, const Diagonals &diagonals, int left,
+                      unsigned start) {
+  const unsigned steps[2] = {unit.behinds & 0x0F0F0F0F, unit.behinds >> 4 & 0x0F0F0F0F};
+  unsigned rows[STEPS][4];  // of B, all of them: reading them does not wait for products
+#pragma unroll
+  for (int step = 0; step < STEPS; ++step) {
+    if (ends && step == left) at = start;
+    at = __dp4a(steps[step % 2], 128u << step / 2 * 8, at);
+    lospmm_ldmatrix_transposed(rows[step], lospmm_shared + at);
+  }
+#pragma unroll
+  for (int step = 0; step < STEPS; ++step) {
+    if (ends && step == left) whole = used(sums), sums = {};
+    multiply(sums, unit, step, rows[step], diagonals);
+  }
+  if (ends && left == STEPS) whole = used(sums), sums = {}, at = start;
+}
+
+LOSPMM_KERNEL(ENTRY) {
+#if !RESIDUAL
+  const Element *residual = nullptr;
+#endif
+  const int warp = threadIdx.x / 32;
+  const unsigned lane = threadIdx.x % 32, zeros = lane % 8 * 16, mine = SHARED_AT + warp * SUMS_BYTES;
+  Diagonals diagonals;
+#pragma unroll
+  for (int step = 0; step < 4; ++step) {
+    const bool holds = (lane / 8 ^ lane % 4) == step, is_second = lane / 4 % 2 != 0;
+    diagonals.low[step] = !holds ? 0x4444 : is_second ? 0x1044 : 0x4410;
+    diagonals.high[step] = !holds ? 0x4444 : is_second ? 0x3244 : 0x4432;
+  }
+  const unsigned char *arrays = lospmm_data + FIRST_ARRAY;
+  const Place *place = reinterpret_cast<const Place *>(arrays) + blockIdx.y * WARPS + warp;
+  const int bytes_of_places = static_cast<int>(gridDim.y) * WARPS * static_cast<int>(sizeof(Place));
+  const unsigned char *from = arrays + (bytes_of_places + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT +
+                              (blockIdx.y * WARPS + warp) * (1ll * UNITS * UNIT_BYTES);
+  Unit ahead[AHEAD];
+#pragma unroll
+  for (int one = 0; one < AHEAD; ++one) load(ahead[one], from + one * UNIT_BYTES);
+  from += AHEAD * UNIT_BYTES;
+  const int units = static_cast<int>(place->units);
+  const int block_row = static_cast<int>(place->block_row), rows = static_cast<int>(place->block_rows);
+  const unsigned short *all_lengths = lospmm_array<unsigned short>(2) + block_row;
+  const unsigned char *all_rows = lospmm_array<unsigned char>(3) + block_row * 8;
+  const unsigned short *all_starts = lospmm_array<unsigned short>(4) + block_row * 32;
+  int turn = static_cast<int>(place->turn) - block_row, left = static_cast<int>(place->left);
+  unsigned at = place->behind[lane] * ROW_BYTES + zeros;
+  bool is_shared = place->is_continued;
+
+  for (int one = threadIdx.x; one < ROW_BYTES / 4; one += THREADS) reinterpret_cast<float *>(lospmm_shared)[one] = 0;
+  if constexpr (N == 8) {
+#pragma unroll 4
+    for (int one = threadIdx.x; one < K; one += THREADS) lospmm_copy<16>(lospmm_shared + ROW_BYTES + one * 16, b + one * 8, true);
+  } else {
+    Element *rows_of_b = reinterpret_cast<Element *>(lospmm_shared + ROW_BYTES);
+    constexpr int vector = K * N % 8 == 0 ? 8 : 1;
+#pragma unroll 4
+    for (int one = threadIdx.x; one < K * N / vector; one += THREADS) {
+      alignas(16) Element some[vector];
+      *reinterpret_cast<Word<vector * 2>::type *>(some) = __ldg(reinterpret_cast<const Word<vector * 2>::type *>(b) + one);
+#pragma unroll
+      for (int next = 0; next < vector; ++next) {
+        const int place = one * vector + next;
+        rows_of_b[place / N * 8 + place % N] = some[next];
+      }
+    }
+    for (int one = threadIdx.x; one < K; one += THREADS)  // what no column of C uses is not read as a number either
+      for (int col = N; col < 8; ++col) rows_of_b[one * 8 + col] = 0;
+  }
+  unsigned short *starts = reinterpret_cast<unsigned short *>(lospmm_shared + TABLE_AT), *lengths = starts + MAX_ROWS * 36;
+  unsigned char *rows_of_turns = reinterpret_cast<unsigned char *>(starts + MAX_ROWS * 32);
+  for (int one = threadIdx.x; one < rows * 4; one += THREADS) lospmm_copy<16>(starts + one * 8, all_starts + one * 8, true);
+  for (int one = threadIdx.x; one < rows; one += THREADS) {
+    lospmm_copy<8>(rows_of_turns + one * 8, all_rows + one * 8, true);
+    lengths[one] = __ldg(all_lengths + one);
+  }
+  lospmm_commit();
+  lospmm_wait<0>();
+  int *turns = reinterpret_cast<int *>(lospmm_shared + TURNS_AT);
+  if (lane == 0) turns[warp] = is_shared ? turn : -1;
+  __syncthreads();
+
+  Sums sums = {};
+  int length = left + 1;  // of the turn; of the first one it has some
+#pragma unroll 1
+  for (int unit = 0; unit < units; unit += AHEAD) {
+    Unit batch[AHEAD];
+#pragma unroll
+    for (int one = 0; one < AHEAD; ++one) {
+      batch[one] = ahead[one];
+      if (unit + AHEAD + one < units) load(ahead[one], from + one * UNIT_BYTES);
+    }
+    from += AHEAD * UNIT_BYTES;
+#pragma unroll
+    for (int one = 0; one < AHEAD; ++one) {
+      if (one > 0 && unit + one >= units) break;
+      Used whole;
+      if (left > STEPS) {
+        go<false>(sums, whole, at, batch[one], diagonals, left, 0);
+        left -= STEPS;
+      } else {  // the turn ends here
+        const bool is_last = turn + 1 == rows;
+        const unsigned start = starts[is_last ? lane : (turn + 1) * 32 + lane];
+        go<true>(sums, whole, at, batch[one], diagonals, left, start * ROW_BYTES + zeros);
+        two_sums(is_shared ? mine : PARTS_AT + rows_of_turns[turn * 8 + lane / 4] * SUMS_BYTES) = two_of(whole);
+        is_shared = false;
+        ++turn;
+        length = is_last ? FOREVER : lengths[turn];  // behind the last are fillers
+        left += length - STEPS;
+      }
+    }
+  }
+  const bool is_open = units > 0 && turn < rows && left < length;
+  float2 own = two_of(used(sums));
+  if (is_open && is_shared) two_sums(mine) = own;
+  __syncthreads();
+  if (is_open && !is_shared) {  // it begins here, and others have the rest
+#pragma unroll 1
+    for (int other = warp + 1; other < WARPS && turns[other] == turn; ++other) {
+      const float2 more = two_sums(SHARED_AT + other * SUMS_BYTES);
+      own.x += more.x, own.y += more.y;
+    }
+    two_sums(PARTS_AT + rows_of_turns[turn * 8 + lane / 4] * SUMS_BYTES) = own;
+  }
+  __syncthreads();
+#pragma unroll 1
+  for (int one = threadIdx.x; one < rows * 8; one += THREADS) {
+    const int of_row = block_row + one / 8, col = one % 8;
+    if (col >= N) continue;
+    const float *parts = reinterpret_cast<const float *>(lospmm_shared + PARTS_AT + one / 8 * SUMS_BYTES) + col;
+    float sum = 0;
+#pragma unroll
+    for (int other = 0; other < 8; ++other) sum += parts[(one / 8 + other) % 8 * 8];
+    c[of_row * static_cast<long long>(N) + col] = lospmm_finished(sum, of_row, of_row * static_cast<long long>(N) + col, residual);
+  }
+}
