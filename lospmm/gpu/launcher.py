@@ -136,7 +136,6 @@ def _library() -> Any:
         library = ctypes.CDLL("libcuda.so.1")
     except OSError as error:
         raise GpuFault(f"the NVIDIA driver cannot be used: {error}") from None
-    library.cuLaunchKernelEx.argtypes = (ctypes.c_void_p,) * 4
     return library
 
 
