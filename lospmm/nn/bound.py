@@ -151,13 +151,14 @@ class ReadyKernel:
             self.narrower[blocks] = self.launcher.shaped(shape)
         return replace(self, launcher=self.narrower[blocks])
 
-    def __call__(self, b: Tensor, residual: Tensor | None) -> Tensor:
-        """Return C for a contiguous ``b`` of exactly the kernel's shape."""
+    def __call__(self, b: Tensor, residual: Tensor | None, layout: tuple[Any, Any] | None = None) -> Tensor:
+        """Return C, as a tensor of this (shape, stride) if given. The memory of ``b`` is just the kernel's B."""
         added = residual if self.fuses else None
         if self.launcher is None:
-            given = (b,) if added is None else (b, added)
-            return torch.from_numpy(self.emulated(*(one.float().numpy() for one in given))).to(self.dtype)
-        c = torch.empty(self.out_shape, dtype=self.dtype, device=self.device)
+            given = (b.as_strided((b.numel(),), (1,)).view(self.call[0]), *(() if added is None else (added,)))
+            c = torch.from_numpy(self.emulated(*(one.float().numpy() for one in given))).to(self.dtype)
+            return c if layout is None else c.as_strided(*layout)
+        c = b.new_empty(self.out_shape) if layout is None else b.new_empty_strided(*layout)
         at_residual = 0 if added is None else added.data_ptr()
         index = self.device.index
         if torch._C._cuda_getDevice() == index:

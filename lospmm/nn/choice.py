@@ -20,7 +20,8 @@ from lospmm.nn.layout import Layout
 from lospmm.nn.paired import Block, Turns, in_turn, uncollected
 from lospmm.nn.report import ModelTimes
 from lospmm.nn.site import Site
-from lospmm.nn.sparse import ColumnBucket, Shares, Tuned, made_dense, misfit, unswap, unswap_all
+from lospmm.nn.sparse import ColumnBucket, Tuned, made_dense, misfit, unswap, unswap_all
+from lospmm.nn.transpose import Shares
 from lospmm.problem.problem import ceil_div
 from lospmm.tuning.dense import left_to_cublas
 

@@ -28,7 +28,6 @@ from lospmm.nn.report import Report, Row
 from lospmm.nn.site import Site, convolution_of, find_sites, forget_masks, freeable
 from lospmm.nn.sparse import (
     ColumnBucket,
-    Shares,
     Sparse,
     Tuned,
     bucket_of,
@@ -37,6 +36,7 @@ from lospmm.nn.sparse import (
     restore_,
     unlike,
 )
+from lospmm.nn.transpose import Shares
 
 SCHEMA = 1
 MODEL_FILE = "model.json"

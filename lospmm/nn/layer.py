@@ -19,19 +19,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from lospmm.nn import operator, package
+from lospmm.nn import direct, operator, package
 from lospmm.nn.attention import attended, close_fast_paths, is_batch, why_dense
 from lospmm.nn.bound import Tensors, serves_images
 from lospmm.nn.fusion import FusedConv2d, FusedLinear
 from lospmm.nn.place import as_images, is_dense, tensors_of, way_of
-from lospmm.nn.sparse import Shares, Sparse, Tuned, swap
-from lospmm.nn.transpose import turn_into, turned
+from lospmm.nn.sparse import Sparse, Tuned, swap
+from lospmm.nn.transpose import tokens_turned, turn_into, turned, turned_once
 
 #: What a layer computes of an input, a weight, a mask, a bias, and a residual if it adds one.
 Operation: TypeAlias = Callable[..., Tensor]
-
-#: The attribute of a tensor that holds it transposed.
-_TRANSPOSED = "lospmm_transposed"
 
 
 def product(x: Tensor, tuned: Tuned, tensors: Tensors, *, relu: bool = False) -> Tensor:
@@ -40,9 +37,8 @@ def product(x: Tensor, tuned: Tuned, tensors: Tensors, *, relu: bool = False) ->
     if n > tuned.sizes[-1][1]:
         y = _in_pieces(x.reshape(n, x.shape[-1]), tuned, tensors, relu=relu)
         return _as_given(y, x)
-    is_alone = torch.compiler.is_compiling() or tuned.shares == "no"
-    b = _transposed(x) if is_alone else _transposed_once(x, tuned.shares)
-    if (ready := _packed(b, tuple(b.shape), tuned, tensors, relu=relu)) is not None:
+    b = tokens_turned(x) if torch.compiler.is_compiling() else turned_once(x, tuned.shares)
+    if (ready := _packed(b, tuple(b.shape), tuned, relu=relu)) is not None:
         c = package.apply(b, ready.package.data, ready.package.high, ready.package.low, ready.out_shape)
     else:
         c = operator.spmm(b, tensors.weight, tensors.mask, tensors.bias, None, relu)
@@ -50,36 +46,27 @@ def product(x: Tensor, tuned: Tuned, tensors: Tensors, *, relu: bool = False) ->
     return _as_given(c, x)
 
 
-def multiplied(x: Tensor, tuned: Tuned, tensors: Tensors, *, relu: bool = False) -> Tensor | None:
-    """Return ``product`` where kernels serve ``x``, or None.
-
-    An eager call is one operator of C++, transposes and all, where that is there.
-    """
-    if tuned.native is not None and tuned.shares == "no" and x.dim() > 0 and not torch.compiler.is_compiling():
-        k = x.shape[-1]
-        ready = _packed(x, (k, x.numel() // k if k else 0), tuned, tensors, relu=relu)
-        if ready is not None and is_dense(x):
-            own = ready.package
-            return package.linear(x, own.data, own.high, own.low, ready.out_shape[0], tuned.features_first)
-    return product(x, tuned, tensors, relu=relu) if serves(tuned, x) else None
+def multiplied(module: nn.Module, x: Tensor, tuned: Tuned, *, relu: bool = False) -> Tensor | None:
+    """Return ``product`` with the weight of ``module`` where kernels serve ``x``, or None."""
+    if not torch.compiler.is_dynamo_compiling() and (y := direct.linear(x, tuned, relu=relu)) is not None:
+        return y
+    return product(x, tuned, tensors_of(module, tuned.place), relu=relu) if serves(tuned, x) else None
 
 
 def _packed(
     x: Tensor,
     shape: tuple[int, ...],
     tuned: Tuned,
-    tensors: Tensors,
     way: tuple[int, ...] = (),
     *,
     relu: bool,
     residual: bool = False,
 ) -> Any:
-    """Return the kernel for an operand of just ``shape`` that the operators of C++ run in this call, or None.
+    """Return the kernel for an operand of just ``shape`` that an operator of C++ runs in an exported model, or None.
 
-    That is so in calls from Python and in what torch.export traces. torch.compile fuses transposes with what is next to
-    them, and its graphs are shared by layers.
+    torch.compile fuses transposes with what is next to them, and its graphs are shared by layers.
     """
-    if torch.compiler.is_dynamo_compiling():
+    if torch.compiler.is_dynamo_compiling() or not torch.compiler.is_compiling():
         return None
     bound = tuned.native
     if bound is None or torch.is_grad_enabled():
@@ -87,8 +74,7 @@ def _packed(
     ready = bound.ready.get((shape, relu, residual, way))
     if ready is None or ready.package is None or x.dtype is not ready.dtype or x.device != ready.device:
         return None
-    is_other = not torch.compiler.is_compiling() and bound.pointers != tensors.pointers  # a traced tensor has none
-    return None if is_other or not bound.is_current() else ready
+    return ready if bound.is_current() else None
 
 
 def _as_given(c: Tensor, x: Tensor) -> Tensor:
@@ -136,26 +122,6 @@ def _in_pieces(x: Tensor, tuned: Tuned, tensors: Tensors, *, relu: bool) -> Tens
     return y
 
 
-def _transposed(x: Tensor) -> Tensor:
-    return turned(x.reshape(-1, x.shape[-1]))
-
-
-def _transposed_once(x: Tensor, shares: Shares) -> Tensor:
-    """Return ``_transposed`` of ``x``, computed once for the layers that take ``x`` one after the other.
-
-    The first of these never reuses a kept transpose: replays of a CUDA graph, for one, write to ``x`` without a change
-    of its version counter. Tensors of inference mode have no counter and are transposed each time.
-    """
-    if x.is_inference():
-        return _transposed(x)
-    kept = x.__dict__.pop(_TRANSPOSED, None)
-    if kept is None or shares == "first" or kept[0] != x._version:
-        kept = x._version, _transposed(x)
-    if shares != "last" and kept[1].data_ptr() != x.data_ptr():  # a view of x itself is not kept
-        x.__dict__[_TRANSPOSED] = kept
-    return kept[1]
-
-
 def _is_taken(x: Tensor, tuned: Tuned) -> bool:
     return x.dtype is tuned.dtype and is_dense(x)
 
@@ -193,11 +159,10 @@ class SparseLinear(Sparse, nn.Linear):
 
     def _multiplied(self, x: Tensor, *, relu: bool) -> Tensor:
         tuned = self.lospmm_tuned
-        tensors = tensors_of(self, tuned.place)
-        if (y := multiplied(x, tuned, tensors, relu=relu)) is not None:
+        if (y := multiplied(self, x, tuned, relu=relu)) is not None:
             return y
         with _unlowered(x, tuned):
-            return _dense(x, tensors, relu=relu)
+            return _dense(x, tensors_of(self, tuned.place), relu=relu)
 
 
 class SparseFusedLinear(SparseLinear, FusedLinear):
@@ -235,6 +200,9 @@ class _SparseConvolution(Sparse):
         return convolved
 
     def _convolved(self, x: Tensor, residual: Tensor | None, *, relu: bool) -> Tensor:
+        y = None if torch.compiler.is_dynamo_compiling() else direct.convolution(x, residual, self, relu=relu)
+        if y is not None:
+            return y
         tuned = self.lospmm_tuned
         tensors = tensors_of(self, tuned.place)
         weight, mask, bias = tensors.weight, tensors.mask, tensors.bias
@@ -242,7 +210,7 @@ class _SparseConvolution(Sparse):
         inner = as_images(x, weight.dim())
         if way is not None and inner is not None and _is_taken(x, tuned) and _has_kernel(tuned, inner.shape):
             flat = tuple(number for pair in way for number in pair)
-            ready = _packed(inner, tuple(inner.shape), tuned, tensors, flat, relu=relu, residual=residual is not None)
+            ready = _packed(inner, tuple(inner.shape), tuned, flat, relu=relu, residual=residual is not None)
             if ready is not None and (residual is None or _is_like(residual, inner, ready.out_shape)):
                 own = ready.package
                 c = package.apply(inner, own.data, own.high, own.low, ready.out_shape, residual)
@@ -314,9 +282,9 @@ class SparseMultiheadAttention(Sparse, nn.MultiheadAttention):
         if tuned is None:
             weight, bias = self.in_proj_weight, self.in_proj_bias
         else:
-            tensors = tensors_of(self, tuned.place)
-            if query is key and key is value and (y := multiplied(query, tuned, tensors)) is not None:
+            if query is key and key is value and (y := multiplied(self, query, tuned)) is not None:
                 return y.chunk(3, dim=-1)
+            tensors = tensors_of(self, tuned.place)
             weight, bias = _effective(tensors).to(query.device), tensors.bias
         if query is key and key is value:
             return functional.linear(query, weight, bias).chunk(3, dim=-1)

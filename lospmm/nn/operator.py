@@ -119,15 +119,14 @@ def _run(ready: ReadyKernel, b: Tensor, bias: Tensor | None, residual: Tensor | 
         b = b.contiguous()
     if residual is not None and not residual.is_contiguous():
         residual = residual.contiguous()
-    if ready.alignment_bytes > 1:
-        b = _aligned(b, ready.alignment_bytes)
-        residual = None if residual is None else _aligned(residual, ready.alignment_bytes)
-    c = ready(b, residual)
+    residual = None if residual is None else aligned(residual, ready.alignment_bytes)
+    c = ready(aligned(b, ready.alignment_bytes), residual)
     return c if ready.fuses else _finished(c, bias, residual, relu=relu)
 
 
-def _aligned(x: Tensor, alignment_bytes: int) -> Tensor:
-    return x if x.data_ptr() % alignment_bytes == 0 else x.clone()
+def aligned(x: Tensor, alignment_bytes: int) -> Tensor:
+    """Return an operand where a kernel can load it: copied if its address is no multiple of ``alignment_bytes``."""
+    return x if alignment_bytes == 1 or x.data_ptr() % alignment_bytes == 0 else x.clone()
 
 
 def _run_padded(ready: ReadyKernel, b: Tensor, bias: Tensor | None, residual: Tensor | None, *, relu: bool) -> Tensor:

@@ -152,6 +152,21 @@ def is_dense(x: Tensor) -> bool:
     return x.layout is torch.strided and not x.is_nested
 
 
+def is_plain(x: Tensor) -> bool:
+    """Return whether calls on a tensor need nothing of PyTorch's dispatcher.
+
+    A subclass, a negation that is not yet computed, and any mode, transform or trace need it.
+    """
+    return (
+        type(x) is Tensor
+        and is_dense(x)
+        and not x.is_neg()
+        and not torch._C._len_torch_dispatch_stack()
+        and not torch._C._are_functorch_transforms_active()
+        and torch._C._get_tracing_state() is None
+    )
+
+
 def as_images(x: Tensor, dimensions: int) -> Tensor | None:
     """Return the input or weight of a convolution in four dimensions, or None without a batch."""
     if x.dim() != dimensions:

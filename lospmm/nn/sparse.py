@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,8 +33,9 @@ from lospmm.nn.bound import (
     release,
     torch_dtype_of,
 )
+from lospmm.nn.direct import DirectCalls, direct_calls
 from lospmm.nn.place import WeightPlace, forget_mask, take_hooks, tensors_of
-from lospmm.nn.transpose import prepare
+from lospmm.nn.transpose import Shares, prepare
 from lospmm.problem.convolution import Convolution
 from lospmm.problem.problem import ceil_div
 
@@ -87,10 +88,6 @@ def bucket_of(kernel: Kernel, least: int, *, has_bias: bool, relu: bool, adds: b
     return ColumnBucket(kernel, (shape, relu, adds, way), window.output_shape(m), least, fuses, bias)
 
 
-#: The first layer with a common input transposes it and keeps the transpose with the tensor; the last removes it.
-Shares: TypeAlias = Literal["no", "first", "next", "last"]
-
-
 @dataclass(frozen=True, slots=True)
 class Tuned:
     """Kernels of one weight of a layer; ``sizes`` are (least, most) columns of each bucket, ascending."""
@@ -105,6 +102,7 @@ class Tuned:
     inputs: tuple[tuple[tuple[int, ...], tuple[int, ...], int], ...] = ()  # of a convolution, as in ``serves_images``
     dtype: torch.dtype = torch.float32  # of the input
     native: BoundKernels | None = None  # for the operators of C++, where these are
+    direct: DirectCalls | None = None
     frees_weight: bool = False  # on a GPU, keep the weight in host memory
     dense_beyond: bool = False  # more columns than those of every kernel are faster dense than in pieces
     gpu: torch.device | None = None  # where the kernels run while it is there; None: where the weight is
@@ -231,7 +229,8 @@ def _bound(module: nn.Module, state: State, name: str, warned: set[str]) -> Tune
         if bound.refusal is not None:
             bound.warn_once(bound.refusal)
         if bound.ready:
-            return replace(tuned, native=bound if package.IS_NATIVE and tensors.weight.is_cuda else None)
+            native = bound if package.IS_NATIVE and tensors.weight.is_cuda else None
+            return replace(tuned, native=native, direct=direct_calls(module, tuned.place, bound))
     return replace(tuned, sizes=(), inputs=())
 
 

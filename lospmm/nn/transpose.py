@@ -4,9 +4,9 @@ PyTorch's copy of a transposed tensor touches one line of memory for every eleme
 torch.compile fuses a transpose with what computes its input.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import MappingProxyType
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -16,8 +16,8 @@ from lospmm.errors import GpuFault
 from lospmm.gpu.launcher import Launcher
 from lospmm.problem.problem import Launch
 
-#: Entry of the kernel for each element size in bytes.
-ENTRIES: Mapping[int, str] = MappingProxyType({4: "lospmm_transpose", 2: "lospmm_transpose_16"})
+#: Entries of the kernels for elements of 32 and of 16 bits.
+ENTRIES = "lospmm_transpose", "lospmm_transpose_16"
 
 #: Machine code for the GPUs of the device table, and PTX for later ones; from transpose.cu, by ``make golden``.
 CODE = Path(gpu.__path__[0], "transpose.fatbin")
@@ -28,11 +28,14 @@ _THREADS, _BLOCKS = 256, 6
 #: Alignment of both matrices in bytes: the kernel loads four floats at a time.
 _ALIGNMENT = 16
 
-#: Element types that the kernels take.
-_TYPES = frozenset({torch.float32, torch.float16, torch.bfloat16})
+#: Loaded kernels by GPU and element type; empty for a GPU that CODE is not for, where PyTorch's copy runs.
+_LAUNCHERS: dict[int, Mapping[torch.dtype, Launcher]] = {}
 
-#: Loaded kernels by GPU and element size; empty for a GPU that CODE is not for, where PyTorch's copy runs.
-_LAUNCHERS: dict[int, Mapping[int, Launcher]] = {}
+#: The first layer with a common input transposes it and keeps the transpose with the tensor; the last removes it.
+Shares: TypeAlias = Literal["no", "first", "next", "last"]
+
+#: The attribute of a tensor that holds it transposed.
+_TRANSPOSED = "lospmm_transposed"
 
 _LIBRARY = torch.library.Library("lospmm", "FRAGMENT")
 _LIBRARY.define("transposed(Tensor x) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
@@ -47,7 +50,9 @@ def prepare(device: torch.device) -> None:
         with torch.cuda.device(device):
             torch.zeros(1, device=device)  # gives the process and this thread a context
             code, launch = CODE.read_bytes(), Launch((blocks, 1, 1), _THREADS)
-            _LAUNCHERS[device.index] = {size: Launcher(code, entry, launch) for size, entry in ENTRIES.items()}
+            whole = Launcher(code, ENTRIES[0], launch)
+            half = whole.beside(ENTRIES[1], launch)
+            _LAUNCHERS[device.index] = {torch.float32: whole, torch.float16: half, torch.bfloat16: half}
     except GpuFault:
         _LAUNCHERS[device.index] = {}
 
@@ -60,10 +65,32 @@ def turned(x: Tensor) -> Tensor:
     return transposed(x)
 
 
+def tokens_turned(x: Tensor) -> Tensor:
+    """Return ``x`` (..., k) as a contiguous (k, n)."""
+    return turned(x.reshape(-1, x.shape[-1]))
+
+
+def turned_once(x: Tensor, shares: Shares, turn: Callable[[Tensor], Tensor] = tokens_turned) -> Tensor:
+    """Return ``turn`` of ``x``, computed once for the layers that take ``x`` one after the other.
+
+    The first of these never reuses a kept transpose: replays of a CUDA graph, for one, write to ``x`` without a change
+    of its version counter. Tensors of inference mode have no counter and are transposed each time.
+    """
+    if shares == "no" or x.is_inference():
+        return turn(x)
+    kept = x.__dict__.pop(_TRANSPOSED, None)
+    if kept is None or shares == "first" or kept[0] != x._version:
+        kept = x._version, turn(x)
+    if shares != "last" and kept[1].data_ptr() != x.data_ptr():  # a view of x itself is not kept
+        x.__dict__[_TRANSPOSED] = kept
+    return kept[1]
+
+
 def turn_into(x: Tensor, to: Tensor) -> None:
-    """Write ``x`` (rows, columns) to contiguous ``to`` (columns, rows), outside compile and autograd."""
+    """Write ``x`` (..., columns) to contiguous ``to``, in memory (columns, rows), outside compile and autograd."""
     if not _is_launched(x, to):
-        to.copy_(x.t())
+        columns = x.shape[-1]
+        to.view(columns, -1).copy_(x.reshape(-1, columns).t())
 
 
 def _transposed(x: Tensor) -> Tensor:
@@ -73,17 +100,14 @@ def _transposed(x: Tensor) -> Tensor:
 
 def _is_launched(x: Tensor, to: Tensor) -> bool:
     """Launch the kernel on the current stream; return whether it could be."""
-    launcher = _LAUNCHERS.get(x.get_device(), {}).get(x.element_size())
-    if launcher is None or x.dtype not in _TYPES or not x.is_contiguous() or x.numel() == 0:
+    device = x.get_device()
+    launcher = _LAUNCHERS.get(device, {}).get(x.dtype)
+    if launcher is None or not x.is_contiguous() or torch._C._cuda_getDevice() != device:
         return False
-    if torch._C._cuda_getDevice() != x.get_device():
+    given, found, columns = x.data_ptr(), to.data_ptr(), x.shape[-1]
+    if (given | found) % _ALIGNMENT or not (rows := x.numel() // (columns or 1)):
         return False
-    given, found = x.data_ptr(), to.data_ptr()
-    if (given | found) % _ALIGNMENT:
-        return False
-    rows, columns = x.shape
-    stream = torch._C._cuda_getCurrentRawStream(x.get_device())
-    return launcher(stream, given, found, rows | columns << 32)
+    return launcher(torch._C._cuda_getCurrentRawStream(device), given, found, rows | columns << 32)
 
 
 def _by_pytorch(x: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from torch import Tensor, nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
 import lospmm.nn  # noqa: E402
-from lospmm.nn import layer as layer_module  # noqa: E402
+from lospmm.nn import direct  # noqa: E402
 from tests.nn.models import EMULATED, MAX_ERROR, drawn, error, exact, pruned  # noqa: E402
 
 SIZE = 16
@@ -69,13 +69,13 @@ def test_nothing_is_moved_between_layers_of_a_chain(block: Block) -> None:
 def test_layers_of_one_input_transpose_it_once(block: Block, monkeypatch: pytest.MonkeyPatch) -> None:
     x = drawn(2, 3, SIZE)
     lospmm.nn.sparsify_(block, x, **EMULATED)
-    transposed, transpose = [], layer_module._transposed
+    transposed, transpose = [], direct._turned
 
     def watched(x: Tensor) -> Tensor:
         transposed.append(x)
         return transpose(x)
 
-    monkeypatch.setattr(layer_module, "_transposed", watched)
+    monkeypatch.setattr(direct, "_turned", watched)
     dense = nn.Linear(SIZE, SIZE)
     dense.weight, dense.bias = block.k.weight, block.k.bias
     block.q(x)

@@ -85,7 +85,7 @@ def test_the_text_of_the_kernel(emulated: ctypes.CDLL, shape: tuple[int, int], b
 def test_what_is_shipped_is_compiled_from_the_text() -> None:
     code = transpose.CODE.read_bytes()
     assert code == transposes.compiled(), "make golden compiles them anew"
-    assert all(entry.encode() in code for entry in transpose.ENTRIES.values())
+    assert all(entry.encode() in code for entry in transpose.ENTRIES)
 
 
 @torch.no_grad()

@@ -334,7 +334,7 @@ def test_a_shared_input_is_transposed_within_each_graph() -> None:
 @pytest.mark.parametrize("shape", [(4096, 768), (33, 1), (1, 65), (100, 3071), (68, 132)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_a_matrix_is_turned_over(perceptron: Model, shape: tuple[int, int], dtype: torch.dtype) -> None:
-    assert perceptron and sorted(transpose._LAUNCHERS[0]) == [2, 4]
+    assert perceptron and dtype in transpose._LAUNCHERS[0]
     x = torch.randn(shape, device="cuda").to(dtype)
     assert torch.equal(transpose.transposed(x), x.t())
     assert torch.equal(transpose.transposed(x[:, ::2]), x[:, ::2].t())
