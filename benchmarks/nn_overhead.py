@@ -4,9 +4,9 @@
 
 needs an NVIDIA GPU of the device table and PyTorch. First the time that Python takes for one call, of a kernel so small
 that the GPU waits for it: the launch alone, the operator, a whole layer, and a dense layer; then the time of a call
-within a CUDA graph. Then the layers of a Transformer block at 91 %, each timed whole, dense and with its kernel, and
-the block end to end, eager and compiled, with TF32 off and on. With ``--measure none`` kernels are chosen by the
-estimate, which takes seconds instead of minutes. Writes ``nn_overhead.jsonl``.
+within a CUDA graph, and of Llama-2-7B's layer called from Python. Then the layers of a Transformer block at 91 %, each
+timed whole, dense and with its kernel, and the block end to end, eager and compiled, with TF32 off and on. With
+``--measure none`` kernels are chosen by the estimate, which takes seconds, not minutes. Writes ``nn_overhead.jsonl``.
 """
 
 import argparse
@@ -24,6 +24,7 @@ from torch import nn
 from torch.nn.utils import prune
 
 import lospmm.nn
+from benchmarks.inference.pruned import CASES, build
 from lospmm.gpu.detect import detect_device
 from lospmm.nn import bound, operator, transpose
 from lospmm.nn.timing import micros_of
@@ -32,7 +33,6 @@ SIZE, COLUMNS = 256, 128  # of the small kernel
 HIDDEN, WIDE = 768, 3072  # of BERT-base
 SPARSITY = 0.91
 CALLS, REPEATS = 1000, 9
-SEED = 0
 
 #: Kernels chosen by the estimate; what they compute is compared here.
 UNTIMED: Mapping[str, Any] = MappingProxyType({"measure": "none", "verify": "none"})
@@ -93,6 +93,18 @@ def overhead() -> Iterator[dict[str, Any]]:
     yield {"what": "CUDA graph", "micros": {way: micros_of(call, b.device) for way, call in ways.items()}}
 
 
+def decoder_layer() -> Iterator[dict[str, Any]]:
+    """A layer of Llama-2-7B called from Python, by tokens: its GPU work takes less time."""
+    case = next(one for one in CASES if one.tokens)
+    found = build(case.full, case, 1, dtype=torch.float16)
+    model, dense = found.model.cuda(), copy.deepcopy(found.model)
+    lospmm.nn.sparsify_(model, n=[1, 8], choice="sparse", **UNTIMED)
+    for n in (1, 8):
+        x = found.examples[n].cuda()
+        micros = python_micros({"layer": lambda x=x: model(x), "dense layer": lambda x=x: dense(x)})
+        yield {"what": f"Llama-2-7B layer, N {n}", "micros": micros}
+
+
 def transposes(tokens: int) -> Iterator[dict[str, Any]]:
     """Of activations, by this package and by PyTorch."""
     for features in (HIDDEN, WIDE):
@@ -113,7 +125,7 @@ def layers(tokens: int, measure: str, *, compiles: bool) -> Iterator[dict[str, A
     for name, make in blocks.items():
         for tf32 in (False, True):
             torch.backends.cuda.matmul.allow_tf32 = tf32
-            torch.manual_seed(SEED)
+            torch.manual_seed(0)
             model = make()
             eager = micros_of(lambda model=model: model(x), x.device)
             compiled = micros_of(_compiled(model, x), x.device) if compiles else None
@@ -169,6 +181,7 @@ def main() -> None:
     with (chosen.out / "nn_overhead.jsonl").open("w") as file:
         parts = (
             overhead(),
+            decoder_layer(),
             transposes(chosen.tokens),
             layers(chosen.tokens, chosen.measure, compiles=not chosen.without_compiler),
         )
@@ -183,9 +196,6 @@ def main() -> None:
                     print(f"    {way:<28}" + ("-" if micros is None else f"{micros:>9.2f} us"), flush=True)
                 if "kernels" in row:
                     print(f"    kernels alone: {row['kernels']}; error {row['error']:.1e}")
-                    for one in row["rows"]:
-                        micros = f"dense {one['dense_micros']:.1f}, sparse {one['sparse_micros']:.1f} us"
-                        print(f"    layer {one['layer']}: {micros}: {one['advice']}")
 
 
 if __name__ == "__main__":
