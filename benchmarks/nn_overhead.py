@@ -14,7 +14,7 @@ import copy
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -68,8 +68,6 @@ def overhead() -> Iterator[dict[str, Any]]:
     x = torch.randn(COLUMNS, SIZE, device="cuda")
     dense = copy.deepcopy(layer)
     lospmm.nn.sparsify_(model, x, choice="sparse", **UNTIMED)
-    without = copy.deepcopy(layer)
-    without.__dict__["lospmm_tuned"] = replace(without.lospmm_tuned, native=None)
     b, weight, bias = x.t().contiguous(), layer.weight.detach(), layer.bias.detach()
     found = bound.find(bound.address_of(weight, None, bias))
     assert found is not None and found.refusal is None
@@ -82,7 +80,6 @@ def overhead() -> Iterator[dict[str, Any]]:
         "launch alone": lambda: launch(stream, at_b, at_c),
         "operator": lambda: operator.spmm(b, weight, None, bias, None, False),
         "layer": lambda: layer(x),
-        "layer without lospmm-torch": lambda: without(x),
         "dense layer": lambda: dense(x),
     }
     yield {"what": "python", "micros": python_micros(ways)}

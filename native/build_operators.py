@@ -24,7 +24,7 @@ def compile_operators() -> None:
 
     home = Path(torch.__path__[0])
     options = ["-std=c++20", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", f"-DTORCH_TARGET_VERSION={TARGET}"]
-    search = ["-isystem", str(home / "include"), f"-Wa,-I{HERE.parent / 'lospmm' / 'gpu'}", f"-L{home / 'lib'}"]
+    search = ["-isystem", str(home / "include"), f"-L{home / 'lib'}"]
     command = ["g++", *options, *search, "operators.cpp", "-o", str(LIBRARY), "-Wl,--no-as-needed", "-ltorch_cpu"]
     subprocess.run(command, cwd=HERE, check=True)
 

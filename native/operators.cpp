@@ -1,9 +1,9 @@
-// Operators that run tuned kernels without Python: lospmm::apply and lospmm::linear.
+// An operator that runs tuned kernels without Python: lospmm::apply.
 //
 // A kernel is a tensor of bytes, its package (lospmm/nn/package.py writes it): what a launch needs, and the cubin. It is
 // read once for each GPU, and found by the digest that calls pass as two numbers; so it may lie on a CPU or a GPU and
-// move. The operators allocate their results through PyTorch, launch on its current stream and wait for nothing but a
-// package that is on the GPU, once: a CUDA graph can capture them after a first call.
+// move. The operator allocates its result through PyTorch, launches on its current stream and waits for nothing but a
+// package that is on the GPU, once: a CUDA graph can capture it after a first call.
 //
 // Only PyTorch's stable ABI and libcuda are used: one library serves PyTorch 2.10 and newer, of any CUDA version.
 
@@ -30,10 +30,6 @@ using torch::stable::Tensor;
 
 namespace {
 
-// lospmm/gpu/transpose.fatbin, as it is.
-asm(".section .rodata\n.balign 16\nlospmm_transposes:\n.incbin \"transpose.fatbin\"\n.byte 0\n.previous\n");
-extern "C" __attribute__((visibility("hidden"))) const char lospmm_transposes[];
-
 // What libcuda has, by its own names; found when a kernel first runs, so that a machine without a GPU can load this.
 struct Cuda {
   using Number = int;
@@ -46,7 +42,6 @@ struct Cuda {
   Number (*current_context)(void **);
   Number (*retain_context)(void **, int);
   Number (*set_context)(void *);
-  Number (*device_attribute)(int *, int, int);
   Number (*error_name)(int, const char **);
 
   Cuda() {
@@ -65,7 +60,6 @@ struct Cuda {
     find(current_context, "cuCtxGetCurrent");
     find(retain_context, "cuDevicePrimaryCtxRetain");
     find(set_context, "cuCtxSetCurrent");
-    find(device_attribute, "cuDeviceGetAttribute");
     find(error_name, "cuGetErrorName");
   }
 };
@@ -148,7 +142,7 @@ using Key = std::array<std::int64_t, 3>;
 
 // Dynamic shared memory that a launch has without asking.
 constexpr std::uint32_t SHARED_BYTES_UNASKED = 48 << 10;
-constexpr int MAX_DYNAMIC_SHARED_SIZE_BYTES = 8, MULTIPROCESSOR_COUNT = 16;  // of the driver API
+constexpr int MAX_DYNAMIC_SHARED_SIZE_BYTES = 8;  // of the driver API
 
 Kernel loaded(const Tensor &package, const Key &key) {
   std::vector<char> bytes(package.numel());
@@ -186,46 +180,12 @@ const Kernel &kernel_of(const Tensor &package, std::int64_t high, std::int64_t l
   return found->second;
 }
 
-struct Transposes {
-  void *of_4_bytes, *of_2_bytes;
-  unsigned blocks;
-};
-
-const Transposes &transposes_on(int device) {
-  static std::map<int, Transposes> all;
-  const std::lock_guard lock(loading);
-  auto found = all.find(device);
-  if (found == all.end()) {
-    void *module = nullptr;
-    Transposes one{};
-    int number = 0, multiprocessors = 0;
-    check(cuda().device(&number, device), "no such GPU");
-    check(cuda().load(&module, lospmm_transposes), "the transposes cannot be loaded");
-    check(cuda().function(&one.of_4_bytes, module, "lospmm_transpose"), "lospmm_transpose");
-    check(cuda().function(&one.of_2_bytes, module, "lospmm_transpose_16"), "lospmm_transpose_16");
-    check(cuda().device_attribute(&multiprocessors, MULTIPROCESSOR_COUNT, number), "no multiprocessors");
-    one.blocks = 6 * multiprocessors;
-    found = all.emplace(device, one).first;
-  }
-  return found->second;
-}
-
 void run(const Kernel &kernel, void *b, void *c, void *residual, void *stream) {
   const Head &head = kernel.head;
   void *arguments[] = {&b, &c, &residual};
   check(cuda().launch(kernel.function, head.grid[0], head.grid[1], head.grid[2], head.block, 1, 1, head.shared_bytes, stream,
                       arguments, nullptr),
         "a launch failed");
-}
-
-// Writes ``from`` (rows, columns), row-major, to ``to`` (columns, rows).
-void transpose(const void *from, void *to, std::uint64_t rows, std::uint64_t columns, std::uint32_t element_bytes, int device,
-               void *stream) {
-  const Transposes &transposes = transposes_on(device);
-  std::uint64_t shape = rows | columns << 32;
-  void *arguments[] = {&from, &to, &shape};
-  void *const function = element_bytes == 4 ? transposes.of_4_bytes : transposes.of_2_bytes;
-  check(cuda().launch(function, transposes.blocks, 1, 1, 256, 1, 1, 0, stream, arguments, nullptr), "a launch failed");
 }
 
 std::uint32_t element_bytes(const Tensor &x) {
@@ -242,14 +202,11 @@ void check_input(const Kernel &kernel, const Tensor &x) {
   require(static_cast<std::uint64_t>(x.numel()) == kernel.head.b_elements, "an input is of another size than its kernel's");
 }
 
-// As the kernel's vector loads need it: PyTorch's own allocations are, views may not be.
-bool is_aligned(const Tensor &x, const Kernel &kernel) {
-  return reinterpret_cast<std::uintptr_t>(x.data_ptr()) % kernel.head.alignment_bytes == 0;
-}
-
+// As the kernel's vector loads need it: PyTorch's own allocations are aligned, views may not be.
 Tensor readable(const Tensor &x, const Kernel &kernel) {
   const Tensor found = torch::stable::contiguous(x);
-  return is_aligned(found, kernel) ? found : torch::stable::clone(found);
+  const bool is_aligned = reinterpret_cast<std::uintptr_t>(found.data_ptr()) % kernel.head.alignment_bytes == 0;
+  return is_aligned ? found : torch::stable::clone(found);
 }
 
 // C of the given shape, for an input (k, n), or (batch, channels, height, width) of a convolution.
@@ -269,70 +226,12 @@ Tensor apply(Tensor input, Tensor package, std::int64_t high, std::int64_t low, 
   return c;
 }
 
-// Whether the last dimension is the outermost in memory, and the others lie as in a contiguous tensor.
-bool is_features_first(const std::vector<std::int64_t> &sizes, const std::vector<std::int64_t> &strides) {
-  std::int64_t step = 1;
-  for (std::size_t at = sizes.size() - 1; at-- > 0; step *= sizes[at])
-    if (sizes[at] != 1 && strides[at] != step) return false;
-  return sizes.back() == 1 || strides.back() == step;
-}
-
-// (..., m) for ``x`` (..., k) with the n rows of the kernel. The result's strides are those of a transposed (m, ...) where
-// ``features_first``, and else contiguous.
-Tensor linear(Tensor x, Tensor package, std::int64_t high, std::int64_t low, std::int64_t m, bool features_first) {
-  const int device = x.get_device();
-  const OnDevice on(device);
-  const std::vector<std::int64_t> sizes = x.sizes().vec(), strides = x.strides().vec();
-  require(!sizes.empty() && sizes.back() > 0, "an input has no features");
-  const std::int64_t k = sizes.back(), n = x.numel() / k;
-  Tensor c = empty_like(x, {m, n});
-  const Kernel &kernel = kernel_of(package, high, low, device);
-  check_input(kernel, x);
-  require(static_cast<std::uint64_t>(m * n) == kernel.head.c_elements, "the result is of another size than its kernel's");
-  void *const stream = stream_of(device);
-  const std::uint32_t bytes = kernel.head.element_bytes;
-  constexpr std::uintptr_t TRANSPOSED_ALIGNMENT = 16;
-
-  std::optional<Tensor> held;
-  void *b = x.data_ptr();
-  const bool is_turned = is_features_first(sizes, strides);
-  if (!is_turned || !is_aligned(x, kernel)) {
-    Tensor from = x;
-    if (is_turned || !x.is_contiguous() || reinterpret_cast<std::uintptr_t>(b) % TRANSPOSED_ALIGNMENT) {
-      from = empty_like(x, sizes);
-      torch::stable::copy_(from, x);
-    }
-    held = empty_like(x, {k, n});
-    transpose(from.data_ptr(), held->data_ptr(), n, k, bytes, device, stream);
-    b = held->data_ptr();
-  }
-  run(kernel, b, c.data_ptr(), nullptr, stream);
-
-  std::vector<std::int64_t> shape(sizes.begin(), sizes.end() - 1), steps(sizes.size());
-  shape.push_back(m);
-  if (!features_first && m > 1 && n > 1) {
-    Tensor y = empty_like(x, shape);
-    transpose(c.data_ptr(), y.data_ptr(), m, n, bytes, device, stream);
-    return y;
-  }
-  steps.back() = n;
-  std::int64_t step = 1;
-  for (std::size_t at = sizes.size() - 1; at-- > 0; step *= sizes[at]) steps[at] = step;
-  AtenTensorHandle view = nullptr;
-  require(aoti_torch__reinterpret_tensor(c.get(), static_cast<std::int64_t>(shape.size()), shape.data(), steps.data(), 0,
-                                         &view) == 0,
-          "a result cannot be viewed");
-  return Tensor(view);
-}
-
 }  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(lospmm, library) {
   library.def("apply(Tensor input, Tensor package, int high, int low, int[] shape, Tensor? residual=None) -> Tensor");
-  library.def("linear(Tensor x, Tensor package, int high, int low, int m, bool features_first=False) -> Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(lospmm, CUDA, library) {
   library.impl("apply", TORCH_BOX(&apply));
-  library.impl("linear", TORCH_BOX(&linear));
 }

@@ -66,7 +66,7 @@ def test_the_core_runs_a_saved_kernel_and_is_small(wheel: Path, tmp_path: Path) 
     assert 50 < megabytes(site) < MOST_MEGABYTES
 
 
-def test_the_operators_of_pytorch_load(tmp_path: Path) -> None:
+def test_the_operator_of_pytorch_loads(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'lospmm[torch]'")
     run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", tmp_path, "native")
     (wheel,) = tmp_path.iterdir()
@@ -74,5 +74,5 @@ def test_the_operators_of_pytorch_load(tmp_path: Path) -> None:
     assert wheel.name.endswith("-py3-none-manylinux_2_34_x86_64.whl")
     zipfile.ZipFile(wheel).extractall(tmp_path / "site")
     code = f"import sys; sys.path.insert(0, {str(tmp_path / 'site')!r}); import torch, lospmm_torch\n"
-    shown = "print(torch.ops.lospmm.linear.default._schema, torch.ops.lospmm.apply.default._schema)"
-    assert run(sys.executable, "-c", code + shown, cwd=tmp_path).count("lospmm::") == 2
+    shown = "print(torch.ops.lospmm.apply.default._schema)"
+    assert run(sys.executable, "-c", code + shown, cwd=tmp_path).startswith("lospmm::apply(")

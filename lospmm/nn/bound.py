@@ -138,7 +138,7 @@ class ReadyKernel:
     launcher: Launcher | None  # None on a CPU
     shape_for: Callable[[int], Launch] | None  # the launch for the first columns; None if blocks span all columns
     emulated: Callable[..., np.ndarray]  # runs the kernel's text
-    package: Package | None = None  # for the operators of C++, which take a kernel with the whole epilogue
+    package: Package | None = None  # for exported models, which take a kernel with the whole epilogue
     narrower: dict[int, Launcher] = field(default_factory=dict)  # by their blocks along x and z
 
     def for_columns(self, columns: int) -> "ReadyKernel":

@@ -12,7 +12,6 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from lospmm.nn import package
 from lospmm.nn.bound import BoundKernels, ReadyKernel
 from lospmm.nn.operator import aligned
 from lospmm.nn.place import WeightPlace, as_images, is_plain, way_of
@@ -85,9 +84,6 @@ def linear(x: Tensor, tuned: Any, *, relu: bool) -> Tensor | None:
         return None
     ready = call.ready
     is_b = x.is_contiguous() if call.b_stride is None else x.stride() == call.b_stride
-    own = ready.package if tuned.native is not None and tuned.shares == "no" else None
-    if own is not None and (call.turned or not is_b):
-        return package.linear(x, own.data, own.high, own.low, ready.out_shape[0], tuned.features_first)
     if not is_b:
         x = x.contiguous() if call.b_stride is None else turned_once(x, tuned.shares, _turned)
     c = ready(aligned(x, ready.alignment_bytes), None, call.c)

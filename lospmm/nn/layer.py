@@ -62,13 +62,13 @@ def _packed(
     relu: bool,
     residual: bool = False,
 ) -> Any:
-    """Return the kernel for an operand of just ``shape`` that an operator of C++ runs in an exported model, or None.
+    """Return the kernel for an operand of just ``shape`` that C++ runs in an exported model, or None.
 
     torch.compile fuses transposes with what is next to them, and its graphs are shared by layers.
     """
     if torch.compiler.is_dynamo_compiling() or not torch.compiler.is_compiling():
         return None
-    bound = tuned.native
+    bound = tuned.bound
     if bound is None or torch.is_grad_enabled():
         return None
     ready = bound.ready.get((shape, relu, residual, way))

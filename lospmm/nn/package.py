@@ -1,12 +1,11 @@
-"""Kernels as tensors of bytes, and the operators of C++ that run them without Python (docs/native.md).
+"""Kernels as tensors of bytes, and the operator of C++ that runs them without Python (docs/native.md).
 
-    y = torch.ops.lospmm.linear(x, package, high, low, m, features_first)       (..., m) for x (..., k)
-    c = torch.ops.lospmm.apply(input, package, high, low, shape, residual)      (m, n) for (k, n), or a convolution's
+    c = torch.ops.lospmm.apply(input, package, high, low, shape, residual)    (m, n) for (k, n), or a convolution's
 
 A package holds what a launch needs and the cubin, so that an exported program has its kernels among its constants.
-``high`` and ``low`` are the package's digest: an operator reads the package once for each GPU and finds it by these,
-wherever a compiler moves it. The operators come with the wheel lospmm-torch (``native/``); without it, layers run as
-``operator`` does.
+``high`` and ``low`` are the package's digest: the operator reads the package once for each GPU and finds it by these,
+wherever a compiler moves it. It comes with the wheel lospmm-torch (``native/``); without it, exported programs need
+``operator``.
 """
 
 import hashlib
@@ -26,7 +25,7 @@ from lospmm.kernel import Kernel
 _HEAD = struct.Struct("<8sqq8I3Q")
 _MAGIC = b"LOSPMMP1"
 
-#: Whether the operators are there.
+#: Whether the operator is there.
 IS_NATIVE = importlib.util.find_spec("lospmm_torch") is not None
 
 
@@ -62,21 +61,7 @@ def _fake_apply(
     return input.new_empty(shape)
 
 
-def _fake_linear(
-    x: Tensor,
-    package: Tensor,  # noqa: ARG001
-    high: int,  # noqa: ARG001
-    low: int,  # noqa: ARG001
-    m: int,
-    features_first: bool = False,
-) -> Tensor:
-    if features_first:
-        return x.new_empty((m, x.numel() // x.shape[-1])).t().unflatten(0, x.shape[:-1])
-    return x.new_empty((*x.shape[:-1], m))
-
-
 if IS_NATIVE:
-    importlib.import_module("lospmm_torch")  # which loads the operators
+    importlib.import_module("lospmm_torch")  # which loads the operator
     torch.library.register_fake("lospmm::apply", _fake_apply)
-    torch.library.register_fake("lospmm::linear", _fake_linear)
-    apply, linear = torch.ops.lospmm.apply.default, torch.ops.lospmm.linear.default
+    apply = torch.ops.lospmm.apply.default

@@ -101,7 +101,7 @@ class Tuned:
     sizes: tuple[tuple[int, int], ...] = ()
     inputs: tuple[tuple[tuple[int, ...], tuple[int, ...], int], ...] = ()  # of a convolution, as in ``serves_images``
     dtype: torch.dtype = torch.float32  # of the input
-    native: BoundKernels | None = None  # for the operators of C++, where these are
+    bound: BoundKernels | None = None  # for exported models
     direct: DirectCalls | None = None
     frees_weight: bool = False  # on a GPU, keep the weight in host memory
     dense_beyond: bool = False  # more columns than those of every kernel are faster dense than in pieces
@@ -229,8 +229,7 @@ def _bound(module: nn.Module, state: State, name: str, warned: set[str]) -> Tune
         if bound.refusal is not None:
             bound.warn_once(bound.refusal)
         if bound.ready:
-            native = bound if package.IS_NATIVE and tensors.weight.is_cuda else None
-            return replace(tuned, native=native, direct=direct_calls(module, tuned.place, bound))
+            return replace(tuned, bound=bound, direct=direct_calls(module, tuned.place, bound))
     return replace(tuned, sizes=(), inputs=())
 
 

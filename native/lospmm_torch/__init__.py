@@ -1,6 +1,6 @@
-"""Operators ``lospmm::apply`` and ``lospmm::linear`` for PyTorch, in C++ (docs/native.md).
+"""Operator ``lospmm::apply`` for PyTorch, in C++ (docs/native.md).
 
-Importing this loads them; ``LIBRARY`` is for a program of C++, which loads it with dlopen.
+Importing this loads it; ``LIBRARY`` is for a program of C++, which loads it with dlopen.
 """
 
 from pathlib import Path

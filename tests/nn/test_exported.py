@@ -1,4 +1,4 @@
-"""Packages of kernels, and what torch.export leaves of a layer: operators that need no Python."""
+"""Packages of kernels, and what torch.export leaves of a layer: an operator that needs no Python."""
 
 import math
 import struct
@@ -12,10 +12,9 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'lospmm[torch]'")
 
 import lospmm.nn  # noqa: E402
-from lospmm.nn import layer, package, sparse  # noqa: E402
+from lospmm.nn import package  # noqa: E402
 from lospmm.nn.bound import ReadyKernel  # noqa: E402
 from lospmm.nn.layer import SparseLinear  # noqa: E402
-from lospmm.nn.place import tensors_of  # noqa: E402
 from lospmm.nn.sparse import ColumnBucket  # noqa: E402
 from tests.docs.pages import DOCS, blocks  # noqa: E402
 from tests.nn.models import EMULATED, drawn, perceptron  # noqa: E402
@@ -59,12 +58,10 @@ def test_a_package_holds_a_launch_and_its_code(model: torch.nn.Module) -> None:
 
 
 def packed_on_cpu(model: torch.nn.Module) -> None:
-    """As layers are on a GPU, whose packages only operators there can run."""
+    """As layers are on a GPU, whose packages only the operator there can run."""
     for one in (model[0], model[2]):
         bucket, ready = of(one)
-        bound = one.lospmm_state.bound["weight"]
-        bound.ready[ready.call] = replace(ready, package=packed(bucket, ready))
-        one.__dict__["lospmm_tuned"] = replace(one.lospmm_tuned, native=bound)
+        one.lospmm_state.bound["weight"].ready[ready.call] = replace(ready, package=packed(bucket, ready))
 
 
 @NATIVE
@@ -102,19 +99,6 @@ def test_the_page_exports_a_model_and_loads_it(
 
 
 @NATIVE
-def test_the_operators_say_what_they_return() -> None:
+def test_the_operator_says_what_it_returns() -> None:
     x, data = torch.empty(3, 5, 8, device="meta"), torch.empty(9, dtype=torch.uint8, device="meta")
     assert package.apply(x, data, 1, 2, [7, 15]).shape == (7, 15)
-    y = package.linear(x, data, 1, 2, 4)
-    assert y.shape == (3, 5, 4) and y.is_contiguous()
-    turned = package.linear(x, data, 1, 2, 4, True)
-    assert turned.shape == (3, 5, 4) and turned.stride() == (5, 1, 15)
-
-
-def test_without_the_library_a_layer_has_no_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sparse.package, "IS_NATIVE", False)
-    found = perceptron()
-    lospmm.nn.sparsify_(found, drawn(10, 24), **EMULATED)
-    tensors = tensors_of(found[0], found[0].lospmm_tuned.place)
-    assert of(found[0])[1].package is None and found[0].lospmm_tuned.native is None
-    assert layer._packed(drawn(10, 24), (24, 10), found[0].lospmm_tuned, tensors, relu=False) is None

@@ -81,10 +81,12 @@ def test_the_figures_are_those_that_were_measured() -> None:
     lines = map(json.loads, (ROOT / "benchmarks" / "results" / "nn_overhead.jsonl").read_text().splitlines())
     measured = {line["what"]: line["micros"] for line in lines}
     for what, text in (
-        ("python", "an eager layer takes {layer without lospmm-torch:.2f} us (dense {dense layer:.2f})"),
-        ("CUDA graph", "in a CUDA graph {layer without lospmm-torch:.2f} us (dense {dense layer:.2f})"),
+        ("python", "an eager layer takes {layer:.2f} us (dense {dense layer:.2f})"),
+        ("CUDA graph", "in a CUDA graph {layer:.2f} us (dense {dense layer:.2f})"),
     ):
-        assert text.format_map(measured[what]) in " ".join(PAGE.split())
+        micros = measured[what]
+        own = {"layer": micros.get("layer without lospmm-torch", micros["layer"])}  # results of when there were two
+        assert text.format_map(micros | own) in " ".join(PAGE.split())
 
 
 def test_the_fields_of_a_row_are_all_there() -> None:

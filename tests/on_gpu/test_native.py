@@ -1,10 +1,8 @@
-"""The operators of C++ on a real GPU: eager calls, CUDA graphs, and exported models without this package or Python."""
+"""The operator of C++ on a real GPU: exported models without this package or Python."""
 
-import copy
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,48 +16,11 @@ from torch.nn import functional  # noqa: E402
 import lospmm.nn  # noqa: E402
 from benchmarks.inference.bert import Bert, Size  # noqa: E402
 from lospmm.nn import package  # noqa: E402
-from lospmm.nn.layer import Sparse  # noqa: E402
-from tests.on_gpu.test_nn import MAX_ERROR, TUNED, double, error, pruned  # noqa: E402
+from tests.on_gpu.test_nn import TUNED, error, pruned  # noqa: E402
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]  # PyTorch's compilers warn of themselves
 
 ROOT = Path(__file__).parents[2]
-BITS = {torch.float32: MAX_ERROR, torch.float16: 2e-3, torch.bfloat16: 2e-2}
-
-
-def native_calls(model: nn.Module, x: torch.Tensor) -> int:
-    """How many operators of C++ a call runs."""
-    with torch.profiler.profile() as profile:
-        model(x)
-    return sum(event.count for event in profile.key_averages() if event.key in ("lospmm::linear", "lospmm::apply"))
-
-
-def in_python(model: nn.Module) -> nn.Module:
-    """A copy that runs its kernels by the operators of Python."""
-    model = copy.deepcopy(model)
-    for module in model.modules():
-        if isinstance(module, Sparse) and module.lospmm_tuned.native is not None:
-            module.__dict__["lospmm_tuned"] = replace(module.lospmm_tuned, native=None)
-    return model
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("dtype", BITS)
-def test_layers_run_by_the_operators(dtype: torch.dtype) -> None:
-    model = pruned(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 256)).to(dtype)
-    x = torch.randn(4, 64, 256, device="cuda").to(dtype)
-    wanted = double(model, x)
-    assert lospmm.nn.sparsify_(model, x, **TUNED).sparse == ("0", "2")
-    assert native_calls(model, x) == 2
-    for one in (x, x.flip(0).flip(0), x.transpose(0, 1).contiguous().transpose(0, 1)):
-        assert error(model(one), wanted) < BITS[dtype]
-    assert torch.equal(model(x), in_python(model)(x))
-    shifted = torch.randn(x.numel() + 1, device="cuda").to(dtype)[1:].view(x.shape).copy_(x)
-    assert torch.equal(model(shifted), model(x))
-    assert native_calls(model, x[:2]) == 0  # of other columns than a kernel's
-    model[0].weight[0, 0] += 1
-    with pytest.warns(UserWarning, match="a layer is dense"):
-        assert native_calls(model, x) == 1
 
 
 @torch.no_grad()
@@ -75,42 +36,28 @@ def test_convolutions_are_exported() -> None:
 
 
 @torch.no_grad()
-def test_a_graph_captures_them() -> None:
-    model = pruned(nn.Linear(256, 256))
-    x = torch.randn(128, 256, device="cuda")
-    dense = copy.deepcopy(model)
-    lospmm.nn.sparsify_(model, x, **TUNED)
-    model(x)
-    with torch.cuda.graph(graph := torch.cuda.CUDAGraph()):
-        y = model(x)
-    for _ in range(2):
-        x.normal_()
-        graph.replay()
-        assert error(y, double(dense, x)) < MAX_ERROR
-
-
-@torch.no_grad()
 def test_what_does_not_fit_is_refused() -> None:
     model = pruned(nn.Linear(256, 512))
     x = torch.randn(64, 256, device="cuda")
     lospmm.nn.sparsify_(model, x, **TUNED)
     (ready,) = model[0].lospmm_state.bound["weight"].ready.values()
-    own = ready.package
+    own, b, shape = ready.package, x.t(), [512, 64]
     for call, words in (
-        (lambda: package.linear(x[:32], own.data, own.high, own.low, 512), "another size"),
-        (lambda: package.linear(x.half(), own.data, own.high, own.low, 512), "another type"),
-        (lambda: package.linear(x.double(), own.data, own.high, own.low, 512), "neither float32"),
-        (lambda: package.linear(x, own.data, own.high, own.low, 256), "another size"),
-        (lambda: package.linear(x, own.data, own.high, 1, 512), "another kernel"),
-        (lambda: package.linear(x, own.data[:-1], own.high, 2, 512), "another kernel"),
-        (lambda: package.linear(x, own.data[:40], own.high, 3, 512), "holds no kernel"),
-        (lambda: package.linear(x, own.data.flip(0), own.high, 4, 512), "another version"),
+        (lambda: package.apply(b[:, :32], own.data, own.high, own.low, shape), "another size"),
+        (lambda: package.apply(b.half(), own.data, own.high, own.low, shape), "another type"),
+        (lambda: package.apply(b.double(), own.data, own.high, own.low, shape), "neither float32"),
+        (lambda: package.apply(b, own.data, own.high, own.low, [256, 64]), "another size"),
+        (lambda: package.apply(b, own.data, own.high, 1, shape), "another kernel"),
+        (lambda: package.apply(b, own.data[:-1], own.high, 2, shape), "another kernel"),
+        (lambda: package.apply(b, own.data[:40], own.high, 3, shape), "holds no kernel"),
+        (lambda: package.apply(b, own.data.flip(0), own.high, 4, shape), "another version"),
     ):
         with pytest.raises(RuntimeError, match=words):
             call()
     host = own.data.cpu()  # a package may lie anywhere
-    assert torch.equal(package.linear(x, host, own.high, own.low, 512), model(x))
-    assert torch.equal(package.apply(x.t(), host, own.high, own.low, [512, 64]).t(), model(x))
+    assert torch.equal(package.apply(b, host, own.high, own.low, shape).t(), model(x))
+    shifted = torch.randn(x.numel() + 1, device="cuda")[1:].view(b.shape).copy_(b)
+    assert torch.equal(package.apply(shifted, own.data, own.high, own.low, shape).t(), model(x))
 
 
 #: A process that knows PyTorch and the library alone.

@@ -131,6 +131,18 @@ def test_another_stream(perceptron: Model) -> None:
 
 
 @torch.no_grad()
+@pytest.mark.parametrize(("dtype", "most"), [(torch.float32, MAX_ERROR), (torch.float16, 2e-3), (torch.bfloat16, 2e-2)])
+def test_inputs_of_any_layout(dtype: torch.dtype, most: float) -> None:
+    model = pruned(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 256)).to(dtype)
+    x = torch.randn(4, 64, 256, device="cuda").to(dtype)
+    wanted = double(model, x)
+    lospmm.nn.sparsify_(model, x, **TUNED)
+    shifted = torch.randn(x.numel() + 1, device="cuda").to(dtype)[1:].view(x.shape).copy_(x)
+    for one in (x, x.transpose(0, 1).contiguous().transpose(0, 1), shifted):
+        assert error(model(one), wanted) < most
+
+
+@torch.no_grad()
 def test_a_cuda_graph(perceptron: Model) -> None:
     model, x, _ = perceptron
     given = x.clone()
