@@ -142,10 +142,14 @@ def time_baseline(name: str, place: LibraryTask, *, check: Check, time: Callable
     try:
         with baseline.prepare(place) as variants:
             check = check if variants.error_of is None else partial(_check, variants.error_of)
-            timed = tuple(
-                _time_variant(way, enqueue, partial(check, enqueue, limit, variants.multiplied), time)
-                for way, enqueue in variants.enqueue.items()
-            )
+            place.driver.synchronize()
+            try:
+                timed = tuple(
+                    _time_variant(way, enqueue, partial(check, enqueue, limit, variants.multiplied), time)
+                    for way, enqueue in variants.enqueue.items()
+                )
+            finally:  # what is on the stream still reads what the library's end frees
+                place.driver.synchronize()
     except LibraryFault as fault:
         return BaselineTime(name, None, (), str(fault))
     failures = None if any(way.timing for way in timed) else "; ".join(f"{way.name}: {way.failure}" for way in timed)

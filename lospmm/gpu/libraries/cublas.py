@@ -5,18 +5,19 @@ leading dimension of it and of C, and k as that of A. Constants and types: cubla
 """
 
 import ctypes
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lospmm.gpu.libraries import cublaslt
+from lospmm.gpu.libraries.cublaslt import DenseLayout
 from lospmm.gpu.libraries.library import (
     REAL,
     WORKSPACE_BYTES,
+    Enqueue,
     Library,
     LibraryFault,
     LibraryTask,
@@ -31,6 +32,7 @@ from lospmm.gpu.libraries.library import (
     reserve,
     version_of,
 )
+from lospmm.gpu.protocol import Driver
 from lospmm.problem.dtype import FLOAT_BYTES
 
 OP_N = 0  # CUBLAS_OP_N
@@ -41,6 +43,8 @@ DEFAULT_MATH = 0  # CUBLAS_DEFAULT_MATH: nothing is rounded that the compute typ
 #: 16-bit elements it multiplies exactly and sums in fp32, but for sums of parts, which it may keep in 16 bits.
 COMPUTE_32F = 68
 COMPUTE_32F_FAST_TF32 = 77
+
+_ONE, _ZERO = ctypes.c_float(1.0), ctypes.c_float(0.0)
 
 #: A larger dense A is not compared with: nobody would have multiplied it so.
 MAX_DENSE_BYTES = 16 << 30
@@ -94,51 +98,47 @@ def prepare(
     """
     driver, library = place.driver, open_library()
     with ExitStack() as stack:
-        handle = create(stack, library, "cublasCreate_v2", "cublasDestroy_v2")
-        # In this order: a new stream takes the workspace away again.
-        library.call("cublasSetStream_v2", handle, driver.stream)
-        workspace = reserve(stack, driver, WORKSPACE_BYTES)
-        library.call("cublasSetWorkspace_v2", handle, workspace, WORKSPACE_BYTES)
-        library.call("cublasSetMathMode", handle, DEFAULT_MATH)
-        a = place_dense(stack, place)
-        one, zero = ctypes.c_float(1.0), ctypes.c_float(0.0)
-        enqueue = partial(_multiply, library, place, handle, a, compute, one, zero)
-        ways: dict[str, Callable[[int], None]] = {name: enqueue}
+        handle, workspace = create_handle(stack, library, driver)
+        use_stream(library, handle, driver.stream, workspace)
+        a, shape, real = place_dense(stack, place), (place.matrix.m, place.matrix.k, place.n), REAL[place.dtype.storage]
+
+        def addresses(copy: int) -> tuple[int, int, int]:
+            return place.copies[copy].b, a[copy % len(a)], place.copies[copy].c
+
+        def enqueue(copy: int) -> None:
+            multiply(library, handle, shape, real, compute, *addresses(copy))
+
+        ways: dict[str, Enqueue] = {name: enqueue}
         if place.is_searched:
-            found = cublaslt.proposals(stack, driver, cublaslt.open_library(), _product(place, a, compute), workspace)
+            m, k, n = shape
+            layouts = DenseLayout(real, n, k), DenseLayout(real, k, m), DenseLayout(real, n, m)
+            asked = cublaslt.DenseProduct(compute, layouts, addresses)
+            found = cublaslt.proposals(stack, driver, cublaslt.open_library(), asked, workspace)
             ways |= {f"{name}, cuBLASLt {number}": way for number, way in enumerate(found, start=1)}
-        driver.synchronize()
-        stack.callback(driver.synchronize)
         version = version_of(library, "cublasGetVersion_v2", handle, 10_000)  # 130002 is 13.0.2
         yield Variants(f"cuBLAS {version} ({file_name(library.path)})", ways)
 
 
-def _multiply(
-    library: Library,
-    place: LibraryTask,
-    handle: Pointer,
-    a: Sequence[int],  # the address of each copy
-    compute: int,
-    one: ctypes.c_float,
-    zero: ctypes.c_float,
-    copy: int,
+def create_handle(stack: ExitStack, library: Library, driver: Driver) -> tuple[Pointer, int]:
+    """Return a handle, and the address of a workspace for ``use_stream``; both are freed with ``stack``."""
+    handle = create(stack, library, "cublasCreate_v2", "cublasDestroy_v2")
+    library.call("cublasSetMathMode", handle, DEFAULT_MATH)
+    return handle, reserve(stack, driver, WORKSPACE_BYTES)
+
+
+def use_stream(library: Library, handle: Pointer, stream: int, workspace: int) -> None:
+    """Have a handle work on a stream. In this order: a new stream takes the workspace away again."""
+    library.call("cublasSetStream_v2", handle, stream)
+    library.call("cublasSetWorkspace_v2", handle, workspace, WORKSPACE_BYTES)
+
+
+def multiply(
+    library: Library, handle: Pointer, shape: tuple[int, int, int], real: int, compute: int, b: int, a: int, c: int
 ) -> None:
-    m, k, n, real = place.matrix.m, place.matrix.k, place.n, REAL[place.dtype.storage]
-    left, right, product = (place.copies[copy].b, real, n), (a[copy % len(a)], real, k), (place.copies[copy].c, real, n)
-    scales = ctypes.byref(one), ctypes.byref(zero)
-    operands = (scales[0], *left, *right, scales[1], *product)
+    """Put C = A x B on the handle's stream. ``shape`` is (m, k, n), ``real`` a cudaDataType; the last are addresses."""
+    m, k, n = shape
+    operands = (ctypes.byref(_ONE), b, real, n, a, real, k, ctypes.byref(_ZERO), c, real, n)
     library.call("cublasGemmEx", handle, OP_N, OP_N, n, m, k, *operands, compute, GEMM_DEFAULT)
-
-
-def _product(place: LibraryTask, a: Sequence[int], compute: int) -> cublaslt.DenseProduct:
-    """Return the product for cuBLASLt; ``a`` has the address of each copy."""
-    m, k, n, real = place.matrix.m, place.matrix.k, place.n, REAL[place.dtype.storage]
-    layouts = cublaslt.DenseLayout(real, n, k), cublaslt.DenseLayout(real, k, m), cublaslt.DenseLayout(real, n, m)
-
-    def addresses(copy: int) -> tuple[int, int, int]:
-        return place.copies[copy].b, a[copy % len(a)], place.copies[copy].c
-
-    return cublaslt.DenseProduct(compute, layouts, addresses)
 
 
 def place_dense(

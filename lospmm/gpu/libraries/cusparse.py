@@ -132,9 +132,6 @@ def prepare(place: LibraryTask, open_library: Callable[[], Library] = open_libra
                 variants[name] = _ready(stack, place, call)
             except LibraryFault as fault:
                 variants[name] = partial(_refuse, fault)  # the other may still be timed
-        place.driver.synchronize()
-        # What is on the stream still reads what leaving the stack frees.
-        stack.callback(place.driver.synchronize)
         version = version_of(library, "cusparseGetVersion", handle, 1000)  # 12603 is 12.6.3
         yield Variants(f"cuSPARSE {version} ({file_name(library.path)})", variants)
 

@@ -131,8 +131,6 @@ def prepare(place: LibraryTask, open_library: Callable[[], Library] = open_libra
         size = ctypes.c_size_t()
         library.call("cusparseLtMatmulGetWorkspace", handle, plan, ctypes.byref(size))
         enqueue = partial(multiply, "cusparseLtMatmul", reserve(stack, place.driver, size.value))
-        place.driver.synchronize()
-        stack.callback(place.driver.synchronize)
         version = version_of(library, "cusparseLtGetVersion", handle, 1_000_000)  # 800 is 0.8.0, 1000 is 0.10.0
         title = f"cuSPARSELt {version} ({file_name(library.path)})"
         is_exact = pruned.nnz == place.matrix.nnz

@@ -5,7 +5,6 @@ that holds the dense A. Nothing of it is compiled: an artifact of this choice (`
 kernel as a fallback. ``lospmm.nn`` leaves such a layer to torch, whose linear layer calls the same library.
 """
 
-import ctypes
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -14,14 +13,14 @@ from lospmm.errors import GpuFault
 from lospmm.gpu.libraries.cublas import (
     COMPUTE_32F,
     COMPUTE_32F_FAST_TF32,
-    DEFAULT_MATH,
-    GEMM_DEFAULT,
     MAX_DENSE_BYTES,
-    OP_N,
+    create_handle,
+    multiply,
     place_dense,
+    use_stream,
 )
 from lospmm.gpu.libraries.cublas import open_library as open_cublas
-from lospmm.gpu.libraries.library import REAL, WORKSPACE_BYTES, Library, LibraryFault, LibraryTask, create, reserve
+from lospmm.gpu.libraries.library import REAL, Library, LibraryFault, LibraryTask
 from lospmm.gpu.protocol import Driver
 from lospmm.matrix.csr import SparseMatrix
 from lospmm.problem.dtype import Dtype
@@ -55,15 +54,12 @@ class CublasKernel:
         self._shape = matrix.m, matrix.k, n
         self._real = REAL[dtype.storage]
         self._compute = COMPUTE_32F_FAST_TF32 if dtype.name == "tf32" else COMPUTE_32F
-        self._one, self._zero = ctypes.c_float(1.0), ctypes.c_float(0.0)
         self._lock = threading.Lock()  # a handle has one stream at a time
         self._stream: int | None = None
         with ExitStack() as stack:
             try:
                 self._library = open_library()
-                self._handle = create(stack, self._library, "cublasCreate_v2", "cublasDestroy_v2")
-                self._library.call("cublasSetMathMode", self._handle, DEFAULT_MATH)
-                self._workspace = reserve(stack, driver, WORKSPACE_BYTES)
+                self._handle, self._workspace = create_handle(stack, self._library, driver)
                 (self._a,) = place_dense(stack, LibraryTask(driver, matrix, n, (), dtype=dtype))
             except LibraryFault as fault:
                 raise GpuFault(str(fault)) from None
@@ -72,18 +68,12 @@ class CublasKernel:
     def __call__(self, stream: int, b: int, c: int, residual: int = 0) -> bool:
         """Put the multiplication on a stream (a CUstream as a number); return True. Raises GpuFault."""
         assert not residual, "a dense kernel has no epilogue"
-        m, k, n = self._shape
-        library, real = self._library, self._real
-        # cuBLAS is column-major: C^T = B^T x A^T, whose leading dimensions are n, k and n.
-        left, right, product = (b, real, n), (self._a, real, k), (c, real, n)
-        operands = (ctypes.byref(self._one), *left, *right, ctypes.byref(self._zero), *product)
         try:
             with self._lock:
-                if stream != self._stream:  # a new stream takes the workspace away again
-                    library.call("cublasSetStream_v2", self._handle, stream)
-                    library.call("cublasSetWorkspace_v2", self._handle, self._workspace, WORKSPACE_BYTES)
+                if stream != self._stream:
+                    use_stream(self._library, self._handle, stream, self._workspace)
                     self._stream = stream
-                library.call("cublasGemmEx", self._handle, OP_N, OP_N, n, m, k, *operands, self._compute, GEMM_DEFAULT)
+                multiply(self._library, self._handle, self._shape, self._real, self._compute, b, self._a, c)
         except LibraryFault as fault:
             raise GpuFault(f"dense: {fault}") from None
         return True

@@ -99,8 +99,6 @@ def prepare(place: LibraryTask, *, values: str) -> Iterator[Variants]:
             ways |= {f"{title} {number}": way for number, way in enumerate(taken, start=1)}
         if not ways:
             raise refused
-        driver.synchronize()
-        stack.callback(driver.synchronize)
         version = version_text(library.functions.cublasLtGetVersion(), 10_000)
         yield Variants(f"cuBLASLt {version} ({file_name(library.path)})", ways, error_of=operands.error_of)
 

@@ -66,8 +66,6 @@ def prepare(place: LibraryTask, open_library: Callable[[Path | None], Library] =
         matrix = place.matrix
         parts = (row_order(matrix), matrix.data, matrix.indptr.astype(np.int32), matrix.indices)
         a = [tuple(map(upload, parts)) for _ in range(place.copies_of_a)]
-        place.driver.synchronize()
-        stack.callback(place.driver.synchronize)
 
         def enqueue(copy: int) -> None:
             sizes, (b, c) = (matrix.m, matrix.k, place.n, matrix.nnz), place.copies[copy]
