@@ -28,9 +28,6 @@ STEPS, REACH = 8, 15
 #: Columns of B.
 COLS = (1, 2, 4, 8)
 
-#: Columns of B for tensor cores, by ``templates/spmv_eight.cu``, and the lanes that then have other columns of A each.
-EIGHT = 8
-
 #: Rows of a block, which a byte numbers.
 MOST_ROWS = 256
 
@@ -61,6 +58,28 @@ PLACE = np.dtype(
         ("unused", "<u4", 2),
     ]
 )
+
+
+class SpmvLayout(NamedTuple):
+    """How shared memory has B, and what a plan then costs.
+
+    A lane has the columns of A of one class, and the lanes of a class share a row. Fitted to 4096 x 4096 to 8192 x 8192
+    at 50 to 80 % zeros on an H100.
+    """
+
+    template: str
+    classes: int
+    element_bytes: int  # of B
+    turn_bytes: int  # of a row, of its turn
+    start_micros: float  # before the first product and after the last
+    flying_bytes: float  # that an SM must have asked for
+    of_column: float  # how much longer another column takes
+    unit_cycles: float  # of an SM
+
+
+#: Up to four columns, in float32; and eight, for tensor cores.
+FEW = SpmvLayout("spmv", WARP, 4, 0, 0.9, 21_500.0, 0.025, 0.0)
+EIGHT = SpmvLayout("spmv_eight", 8, 2, 2 * WARP + 8 + 2, 2.2, 14_000.0, 0.0, 65.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +123,7 @@ def plans(problem: Problem) -> list[SpmvPlan]:
 def _registers_needed(plan: SpmvPlan, problem: Problem) -> int:
     """Return the registers of a thread without spilling (ptxas 13.0)."""
     cols = cols_of(problem)
-    if cols == EIGHT:
+    if layout_of(problem) is EIGHT:
         return 128
     if plan.ahead == 1:
         return 40 if cols == 1 else 64
@@ -136,15 +155,15 @@ def split_of(plan: SpmvPlan, problem: Problem) -> Split:
 
 def shared_bytes(plan: SpmvPlan, problem: Problem, rows: int) -> int:
     """Return the shared memory of a block: B, what rows need, and of each warp sums and its turn."""
-    classes, cols = classes_of(problem), cols_of(problem)
-    of_b = (ceil_div(problem.matrix.k, classes) + 1) * classes * cols * (2 if cols == EIGHT else 4)
-    return of_b + _row_bytes(problem) * rows + 4 * classes * cols * plan.warps + 4 * plan.warps
+    layout, cols = layout_of(problem), cols_of(problem)
+    of_b = (ceil_div(problem.matrix.k, layout.classes) + 1) * layout.classes * cols * layout.element_bytes
+    return of_b + _row_bytes(problem) * rows + 4 * layout.classes * cols * plan.warps + 4 * plan.warps
 
 
 def _row_bytes(problem: Problem) -> int:
-    """Return the shared memory of a row of a block: sums of each class, and of eight columns its turn."""
-    classes, cols = classes_of(problem), cols_of(problem)
-    return 4 * classes * cols + (2 * WARP + classes + 2 if cols == EIGHT else 0)
+    """Return the shared memory of a row of a block: sums of each class, and its turn."""
+    layout = layout_of(problem)
+    return 4 * layout.classes * cols_of(problem) + layout.turn_bytes
 
 
 def cols_of(problem: Problem) -> int:
@@ -152,18 +171,13 @@ def cols_of(problem: Problem) -> int:
     return next(cols for cols in COLS if cols >= problem.n)
 
 
-def classes_of(problem: Problem) -> int:
-    """Return the classes of A's columns: a lane has those of one, and a row is shared by the lanes of a class."""
-    return EIGHT if cols_of(problem) == EIGHT else WARP
+def layout_of(problem: Problem) -> SpmvLayout:
+    """Return how shared memory has B."""
+    return EIGHT if cols_of(problem) == COLS[-1] else FEW
 
 
-#: Share of the memory bandwidth that is reached; microseconds before the first product and after the last; bytes that
-#: an SM must have asked for; and how much longer another column takes. Fitted to 4096 x 4096 to 8192 x 8192 at 50 to
-#: 80 % zeros on an H100.
-SHARE_OF_BANDWIDTH, START_MICROS, FLYING_BYTES, OF_COLUMN = 0.87, 0.9, 21_500.0, 0.025
-
-#: The same of eight columns, where a column more costs nothing; and the cycles of a unit, of an SM.
-START_OF_EIGHT, FLYING_OF_EIGHT, CYCLES_OF_EIGHT = 2.2, 14_000.0, 65.0
+#: Share of the memory bandwidth that is reached.
+SHARE_OF_BANDWIDTH = 0.87
 
 #: Fillers of a turn, in standard deviations of a lane's elements over the root of a block's rows: the largest of 32
 #: sums. By drawing zeros at random.
@@ -177,29 +191,26 @@ def forecast(problem: Problem, plans: Sequence[SpmvPlan]) -> NDArray[np.float64]
 
 def _micros(problem: Problem, plan: SpmvPlan) -> float:
     matrix, device, grid = problem.matrix, problem.device, split_of(plan, problem).grid
-    classes = classes_of(problem)
-    columns = ceil_div(matrix.k, classes)  # of a class
+    layout = layout_of(problem)
+    columns = ceil_div(matrix.k, layout.classes)  # of a class
     density = min(0.999, matrix.nnz / max(1, matrix.m * matrix.k))
     skips = 1 / (1 - (1 - density) ** REACH) if density else 1.0  # elements to a nonzero
     spread = np.sqrt(columns * density * (1 - density) / max(1.0, matrix.m / grid))
-    of_row = (skips * columns * density + FILLERS * spread) * classes / WARP  # of a lane
+    of_row = (skips * columns * density + FILLERS * spread) * layout.classes / WARP  # of a lane
     unit_bytes = unit_of(problem.values).itemsize
     units = matrix.m * max(1.0, of_row) / STEPS
-    seconds = units * unit_bytes / (SHARE_OF_BANDWIDTH * device.memory_bandwidth)
+    reading = units * unit_bytes / (SHARE_OF_BANDWIDTH * device.memory_bandwidth)
+    seconds = max(reading, units * layout.unit_cycles / (device.sms * device.clock_hz))
     flying = grid / device.sms * plan.warps * plan.ahead * unit_bytes
-    if classes == WARP:
-        slower = max(1.0, FLYING_BYTES / flying) * (1 + OF_COLUMN * (cols_of(problem) - 1))
-        return float(LAUNCH_MICROS + START_MICROS + 1e6 * seconds * slower)
-    seconds = max(seconds, units * CYCLES_OF_EIGHT / (device.sms * device.clock_hz))
-    return float(LAUNCH_MICROS + START_OF_EIGHT + 1e6 * seconds * max(1.0, FLYING_OF_EIGHT / flying))
+    slower = max(1.0, layout.flying_bytes / flying) * (1 + layout.of_column * (cols_of(problem) - 1))
+    return float(LAUNCH_MICROS + layout.start_micros + 1e6 * seconds * slower)
 
 
 def pack_plan(problem: Problem, plan: SpmvPlan) -> PackedKernel:
     """Return the kernel of a plan."""
-    epilogue, dtype = problem.epilogue, problem.dtype
+    epilogue, dtype, template = problem.epilogue, problem.dtype, layout_of(problem).template
     arrays, split = arrays_of(problem, plan), split_of(plan, problem)
     entry = f"lospmm_spmv_n{problem.n}"
-    template = "spmv_eight" if cols_of(problem) == EIGHT else "spmv"
     settings: dict[str, int | str] = {
         **settings_of(problem.values),
         "ENTRY": entry,
@@ -271,7 +282,7 @@ def arrays_of(problem: Problem, plan: SpmvPlan) -> Arrays:
     lengths = np.concatenate([np.diff(block.ends, prepend=0) for block in blocks]).astype(np.uint16)
     rows = np.concatenate([block.rows for block in blocks]).astype(np.uint8)
     starts = np.zeros(0, dtype=np.uint16)
-    if cols_of(problem) == EIGHT:
+    if layout_of(problem) is EIGHT:
         starts = np.concatenate([block.starts for block in blocks]).astype(np.uint16)
         lanes, steps = held_values()
         units["values"] = units["values"][..., lanes, steps]
@@ -282,7 +293,7 @@ def held_values() -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return whose values each lane has and of which steps, for eight columns: where fragments need them, (32, 8)."""
     lane, half, sharer = np.ix_(np.arange(WARP), np.arange(2), np.arange(4))
     step = lane // 8 ^ lane % 4
-    lanes, steps = np.broadcast_arrays((lane // 4 ^ 2 * step) + EIGHT * sharer, 4 * half + step)
+    lanes, steps = np.broadcast_arrays((lane // 4 ^ 2 * step) + 8 * sharer, 4 * half + step)
     return lanes.reshape(WARP, STEPS), steps.reshape(WARP, STEPS)
 
 
@@ -301,7 +312,7 @@ def bounds_of(problem: Problem, plan: SpmvPlan) -> NDArray[np.int64]:
 
 def _blocks(problem: Problem, bounds: NDArray[np.int64]) -> Iterator[BlockTurns]:
     matrix, dtype, values = problem.matrix, problem.dtype, problem.values
-    zero, classes = 0 if values is None else values.zero, classes_of(problem)
+    zero, classes = 0 if values is None else values.zero, layout_of(problem).classes
     stored = dtype.to_storage(dtype.rounded(matrix.data)).view(np.uint16) if values is None else values.codes(matrix)
     for row, after in pairwise(bounds):
         own = slice(*matrix.indptr[[row, after]])

@@ -69,7 +69,7 @@ def test_every_epilogue(relu: bool, residual: bool, bias: bool) -> None:
 def test_the_warps_of_all_blocks_have_all_nonzeros_once(matrix: SparseMatrix, plan: SpmvPlan, n: int) -> None:
     """Each lane's columns in order, in turns of a unit at least; what a warp begins with is where another stopped."""
     problem = plain(matrix, n, HALF)
-    bounds, (grid, most), classes = bounds_of(problem, plan), split_of(plan, problem), spmv.classes_of(problem)
+    bounds, (grid, most), classes = bounds_of(problem, plan), split_of(plan, problem), spmv.layout_of(problem).classes
     assert (bounds[0], bounds[-1], len(bounds)) == (0, matrix.m, grid + 1)
     assert (np.diff(bounds) > 0).all() and np.diff(bounds).max() <= most
     arrays = arrays_of(problem, plan)
