@@ -24,7 +24,7 @@ from lospmm.problem.problem import Problem
 class Family:
     """A row of ``FAMILIES``: the functions of a family.
 
-    refusal   returns why there is no kernel for a problem, in a few words, or None
+    refusal   returns why there is no kernel for a product (no family has convolutions), in a few words, or None
     plans     returns the plans to try: frozen dataclasses whose fields are the axes of the space; all can be built
     forecast  returns microseconds of each plan, (plans,), from what limits it; their order is what matters
     pack      returns the kernel of a plan; raises Unsupported for limits that ``plans`` could not know
@@ -39,11 +39,15 @@ class Family:
     shared: Callable[[Problem, Any], Shared | None] = lambda _problem, _plan: None
 
 
+def _takes_all(_problem: Problem) -> None:
+    """Refuse nothing."""
+
+
 _ROWS = (
-    Family(csr.refusal, csr.plans, csr.forecast, csr.pack_plan),
+    Family(_takes_all, csr.plans, csr.forecast, csr.pack_plan),
     Family(group_coo.refusal, group_coo.plans, group_coo.forecast, group_coo.pack_plan),
     Family(block_group_coo.refusal, block_group_coo.plans, block_group_coo.forecast, block_group_coo.pack_plan),
-    Family(hyb.refusal, hyb.plans, hyb.forecast, hyb.pack_plan),
+    Family(_takes_all, hyb.plans, hyb.forecast, hyb.pack_plan),
     Family(spmv.refusal, spmv.plans, spmv.forecast, spmv.pack_plan),
     Family(bitmap.refusal, bitmap.plans, bitmap.forecast, bitmap.pack_plan),
     Family(tensor_core.refusal, tensor_core.plans, tensor_core.forecast, tensor_core.pack_plan, tensor_core.shared),

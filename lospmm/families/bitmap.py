@@ -91,8 +91,6 @@ Plan = BitmapPlan | WideBitmap
 
 def refusal(problem: Problem) -> str | None:
     """Return why this family has no kernel for the problem, or None."""
-    if problem.convolution is not None:
-        return "no convolutions"
     if not problem.dtype.is_16_bit:
         return f"needs a 16-bit dtype, not {problem.dtype.name}"
     if problem.device.arch_number < 80:

@@ -88,8 +88,6 @@ def _counted(matrix: SparseMatrix) -> Counted:
 
 def refusal(problem: Problem) -> str | None:
     """Return why this family has no kernel for the problem, or None."""
-    if problem.convolution is not None:
-        return "no convolutions"
     if not has_tensor_cores(problem.device):
         return f"{problem.device.arch} has no tensor cores for {problem.dtype.name}"
     fill = max(_counted(problem.matrix).fills.values())

@@ -54,11 +54,6 @@ class CsrPlan:
         return self.warps * WARP // (self.team * self.slices)
 
 
-def refusal(problem: Problem) -> str | None:
-    """Return why this family has no kernel for the problem, or None."""
-    return "no convolutions" if problem.convolution is not None else None
-
-
 def plans(problem: Problem) -> list[CsrPlan]:
     """Return plans with no more slices than the longest row has groups."""
     longest = int(problem.matrix.row_nnz.max(initial=0))

@@ -63,8 +63,6 @@ class GroupCooPlan:
 
 def refusal(problem: Problem) -> str | None:
     """Return why this family has no kernel for the problem, or None."""
-    if problem.convolution is not None:
-        return "no convolutions"
     least = int(group_counts(problem.matrix.row_nnz, GROUPS[0]).sum()) * GROUPS[0]
     if least > MAX_ENTRIES:
         return f"more than {MAX_ENTRIES} entries"

@@ -53,11 +53,6 @@ class Buckets:
         return self.warps * WARP // self.team
 
 
-def refusal(problem: Problem) -> str | None:
-    """Return why this family has no kernel for the problem, or None."""
-    return "no convolutions" if problem.convolution is not None else None
-
-
 def plans(problem: Problem) -> list[Buckets]:
     """Return the plans, including the widest vectors in small teams: more teams then share a long row."""
     wide = lanes(problem)

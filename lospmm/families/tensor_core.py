@@ -20,8 +20,6 @@ Plan = Warpgroups | TwoOfFour
 
 def refusal(problem: Problem) -> str | None:
     """Return why this family has no kernel for the problem, or None."""
-    if problem.convolution is not None:
-        return "no convolutions"
     return two_of_four.refusal(problem) if problem.dtype.is_16_bit else warpgroups.refusal(problem)
 
 

@@ -49,7 +49,8 @@ def family_plans(
     for name in names:
         if (family := rows.get(name)) is None:
             continue
-        plans = () if (why := family.refusal(problem)) is not None else family.plans(problem)
+        why = "no convolutions" if problem.convolution is not None else family.refusal(problem)
+        plans = family.plans(problem) if why is None else ()
         if not plans:
             refusals[name] = why or "no plan fits"
             continue

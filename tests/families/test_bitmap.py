@@ -14,7 +14,6 @@ from lospmm.families.bitmap import BitmapPlan, fits, forecast, pack_plan, plans,
 from lospmm.families.pieces import PieceShape, counts, pack_pieces, piece_bytes
 from lospmm.matrix import readers
 from lospmm.matrix.csr import SparseMatrix, from_dense
-from lospmm.problem.convolution import Convolution
 from lospmm.problem.device import DEVICES
 from lospmm.problem.dtype import DTYPES
 from lospmm.problem.epilogue import epilogue_of
@@ -188,8 +187,6 @@ def test_a_denser_matrix_is_forecast_to_take_longer() -> None:
 
 def test_what_it_has_no_kernel_for() -> None:
     matrix = pruned(4, 9, 0.5, seed=9)
-    convolution = Convolution(batch=1, channels=1, height=4, width=4, kernel_height=3, kernel_width=3)
-    assert refusal(Problem(matrix, convolution.n, H200, convolution)) == "no convolutions"
     assert refusal(plain(matrix, 8)) == "needs a 16-bit dtype, not float32"
     assert "sm_75" in str(refusal(Problem(matrix, 8, DEVICES["rtx2080ti"], dtype=HALF)))
     assert "sm_80 has no warpgroup instructions" in str(refusal(Problem(matrix, 72, A100, dtype=HALF)))

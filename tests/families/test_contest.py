@@ -95,8 +95,7 @@ def test_a_family_says_why_it_has_no_kernel() -> None:
         }
     )  # fmt: skip
     found = family_plans(Problem(matrix, window.n, DEVICES["h200"], window), FAMILIES)
-    assert found.plans == () and dict(found.refusals).keys() == FAMILIES.keys()
-    assert found.refusals["csr"] == "no convolutions"
+    assert found.plans == () and found.refusals == dict.fromkeys(FAMILIES, "no convolutions")
 
 
 @pytest.mark.parametrize("name", FAMILIES)

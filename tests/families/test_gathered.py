@@ -1,18 +1,15 @@
 """csr and hyb: every plan computes A x B, the data hold A, and the templates compile without spills."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lospmm.cpu.block import execute_packed
-from lospmm.families import FAMILIES, csr, hyb
+from lospmm.families import FAMILIES, hyb
 from lospmm.families.lists import MAX_GRID_SIDE, Lane, entry_words, grid_of, lanes, pack_lists
 from lospmm.matrix import readers
 from lospmm.matrix.csr import from_coo, from_dense
-from lospmm.problem.convolution import Convolution
 from lospmm.problem.device import DEVICES
 from lospmm.problem.dtype import DTYPES
 from lospmm.problem.problem import Problem
@@ -172,9 +169,3 @@ def test_real_layers() -> None:
             plans = list(FAMILIES[name].plans(problem))
             best = plans[int(np.argmin(FAMILIES[name].forecast(problem, plans)))]
             assert error_of(problem, FAMILIES[name].pack(problem, best)) <= 1, (path, best)
-
-
-def test_a_convolution_is_refused() -> None:
-    convolution = Convolution(1, 2, 4, 4, 1, 1)
-    problem = replace(plain(uniform(4, 2, 0.5, seed=0), convolution.n), convolution=convolution)
-    assert {hyb.refusal(problem), csr.refusal(problem)} == {"no convolutions"}

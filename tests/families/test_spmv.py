@@ -10,7 +10,6 @@ from lospmm.errors import Unsupported
 from lospmm.families import spmv
 from lospmm.families.spmv import STEPS, SpmvPlan, arrays_of, bounds_of, forecast, pack_plan, plans, refusal, split_of
 from lospmm.matrix.csr import SparseMatrix, from_coo, from_dense
-from lospmm.problem.convolution import Convolution
 from lospmm.problem.device import DEVICES
 from lospmm.problem.dtype import DTYPES
 from lospmm.problem.epilogue import epilogue_of
@@ -134,8 +133,6 @@ def test_plans_fit_and_denser_takes_longer() -> None:
 
 def test_what_it_has_no_kernel_for() -> None:
     matrix = pruned(4, 9, 0.5, seed=9)
-    convolution = Convolution(batch=1, channels=1, height=4, width=4, kernel_height=3, kernel_width=3)
-    assert refusal(Problem(matrix, convolution.n, H200, convolution)) == "no convolutions"
     assert refusal(plain(matrix, 1)) == "needs a 16-bit dtype, not float32"
     assert refusal(plain(matrix, 9, HALF)) == "more than 8 columns of B"
     wide = from_coo((1, 60_000), np.zeros(1, int), np.full(1, 7), np.ones(1))

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from fitting import DATA
 from lospmm.cpu.block import execute_packed
-from lospmm.families import tensor_core
 from lospmm.families.warpgroups import (
     KINDS,
     Warpgroups,
@@ -30,7 +29,6 @@ from lospmm.families.warpgroups import (
 )
 from lospmm.matrix import readers
 from lospmm.matrix.csr import SparseMatrix, from_dense
-from lospmm.problem.convolution import Convolution
 from lospmm.problem.device import DEVICES
 from lospmm.problem.dtype import DTYPES
 from lospmm.problem.epilogue import PLAIN, Epilogue, epilogue_of
@@ -218,8 +216,6 @@ def test_what_there_is_no_kernel_for() -> None:
     assert "sm_80" in str(refusal(replace(problem_of(matrix, 8, "tf32"), device=DEVICES["a100"])))
     assert "sm_100" in str(refusal(replace(problem_of(matrix, 8, "tf32"), device=DEVICES["b200"])))
     assert refusal(problem_of(matrix, 8, "tf32")) is None
-    convolution = Convolution(batch=1, channels=1, height=4, width=4, kernel_height=3, kernel_width=3)
-    assert tensor_core.refusal(Problem(matrix, convolution.n, H200, convolution)) == "no convolutions"
 
 
 @needs_real_layers
