@@ -38,9 +38,7 @@ def product(x: Tensor, tuned: Tuned, tensors: Tensors, *, relu: bool = False) ->
         y = _in_pieces(x.reshape(n, x.shape[-1]), tuned, tensors, relu=relu)
         return _as_given(y, x)
     b = tokens_turned(x) if torch.compiler.is_compiling() else turned_once(x, tuned.shares)
-    if (ready := _packed(b, tuple(b.shape), tuned, relu=relu)) is not None:
-        c = package.apply(b, ready.package.data, ready.package.high, ready.package.low, ready.out_shape)
-    else:
+    if (c := _exported(b, tuned, relu=relu)) is None:
         c = operator.spmm(b, tensors.weight, tensors.mask, tensors.bias, None, relu)
     c = c.t() if tuned.features_first else turned(c)
     return _as_given(c, x)
@@ -53,16 +51,10 @@ def multiplied(module: nn.Module, x: Tensor, tuned: Tuned, *, relu: bool = False
     return product(x, tuned, tensors_of(module, tuned.place), relu=relu) if serves(tuned, x) else None
 
 
-def _packed(
-    x: Tensor,
-    shape: tuple[int, ...],
-    tuned: Tuned,
-    way: tuple[int, ...] = (),
-    *,
-    relu: bool,
-    residual: bool = False,
-) -> Any:
-    """Return the kernel for an operand of just ``shape`` that C++ runs in an exported model, or None.
+def _exported(
+    x: Tensor, tuned: Tuned, way: tuple[int, ...] = (), residual: Tensor | None = None, *, relu: bool
+) -> Tensor | None:
+    """Return C by the operator of C++ where a model is exported and a kernel is for just these operands, or None.
 
     torch.compile fuses transposes with what is next to them, and its graphs are shared by layers.
     """
@@ -71,10 +63,15 @@ def _packed(
     bound = tuned.bound
     if bound is None or torch.is_grad_enabled():
         return None
-    ready = bound.ready.get((shape, relu, residual, way))
-    if ready is None or ready.package is None or x.dtype is not ready.dtype or x.device != ready.device:
+    ready = bound.ready.get((tuple(x.shape), relu, residual is not None, way))
+    if ready is None or (own := ready.package) is None or not bound.is_current():
         return None
-    return ready if bound.is_current() else None
+    if any(one.dtype is not ready.dtype or one.device != ready.device for one in (x, residual) if one is not None):
+        return None
+    if residual is not None and residual.shape != ready.out_shape:
+        return None
+    c: Tensor = package.apply(x, own.data, own.high, own.low, ready.out_shape, residual)
+    return c
 
 
 def _as_given(c: Tensor, x: Tensor) -> Tensor:
@@ -210,11 +207,7 @@ class _SparseConvolution(Sparse):
         inner = as_images(x, weight.dim())
         if way is not None and inner is not None and _is_taken(x, tuned) and _has_kernel(tuned, inner.shape):
             flat = tuple(number for pair in way for number in pair)
-            ready = _packed(inner, tuple(inner.shape), tuned, flat, relu=relu, residual=residual is not None)
-            if ready is not None and (residual is None or _is_like(residual, inner, ready.out_shape)):
-                own = ready.package
-                c = package.apply(inner, own.data, own.high, own.low, ready.out_shape, residual)
-            else:
+            if (c := _exported(inner, tuned, flat, residual, relu=relu)) is None:
                 images = [one if one is None else as_images(one, one.dim()) for one in (weight, mask)]
                 c = operator.conv2d(inner, images[0], images[1], bias, residual, relu, *way)
             return c if weight.dim() == 4 else c.squeeze(2)
@@ -291,10 +284,6 @@ class SparseMultiheadAttention(Sparse, nn.MultiheadAttention):
         biases = (None,) * 3 if bias is None else bias.chunk(3)
         parts = zip((query, key, value), weight.chunk(3), biases, strict=True)
         return tuple(functional.linear(*part) for part in parts)
-
-
-def _is_like(residual: Tensor, x: Tensor, shape: tuple[int, ...]) -> bool:
-    return residual.dtype is x.dtype and residual.device == x.device and residual.shape == shape
 
 
 def _has_kernel(tuned: Tuned, shape: Sequence[int]) -> bool:
