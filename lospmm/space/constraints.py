@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lospmm.problem.dtype import FLOAT_BYTES
-from lospmm.problem.problem import Problem, ceil_div
-from lospmm.space.candidates import COLUMN_GROUPS, Ints, TileSize, Tiling, UnrolledPlans, block_rows, ceil_divs
+from lospmm.problem.problem import Problem
+from lospmm.space.candidates import COLUMN_GROUPS, Ints, Tiling, UnrolledPlans, block_rows, ceil_divs
 from lospmm.space.occupancy import registers_of_block
 from lospmm.space.registers import forecast_of_each
 
@@ -158,13 +158,8 @@ def wasted_columns(subject: Subject) -> Bound:
     return Bound((padded - n) / padded, MAX_WASTED_COLUMNS)
 
 
-def block_count(problem: Problem, tile: TileSize) -> int:
-    """Return block_num (Equation 1): the thread blocks of the grid, those that write empty rows included."""
-    return int(block_rows(problem.matrix, tile.rows)) * ceil_div(problem.n, tile.cols)
-
-
 def block_counts(problem: Problem, candidates: UnrolledPlans) -> Ints:
-    """Return the thread blocks of each candidate's grid, (candidates,), with ``split_k`` blocks per tile."""
+    """Return block_num (Equation 1) of each candidate, (candidates,), blocks of empty rows included."""
     return _parts(problem, candidates) * ceil_divs(problem.n, candidates.block_cols)
 
 

@@ -13,7 +13,7 @@ from lospmm.matrix.csr import from_dense
 from lospmm.problem.device import DEVICES, DeviceSpec
 from lospmm.problem.problem import SPLITS, Problem
 from lospmm.space.candidates import COLUMN_GROUPS, Pool, Schedule, TileSize, UnrolledPlan, UnrolledPlans
-from lospmm.space.constraints import Subject, block_count, block_counts, grid_height, mailbox_bytes
+from lospmm.space.constraints import Subject, block_counts, grid_height, mailbox_bytes
 from lospmm.space.occupancy import resident_blocks, resident_blocks_of_each
 from lospmm.space.registers import forecast_of_each, forecast_registers
 from lospmm.space.reorder import regroup
@@ -75,9 +75,9 @@ def test_figures_are_those_of_each(found: list[UnrolledPlan], n: int) -> None:
     problem, columns = Problem(MATRIX, n, H200), UnrolledPlans.of(found)
     registers = [forecast_registers(c.tile.rows, c.schedule, H200) for c in found]
     assert forecast_of_each(problem, columns).tolist() == registers
-    blocks = [block_count(problem, c.tile) * c.schedule.split_k for c in found]
-    assert block_counts(problem, columns).tolist() == blocks
     parts = [c.tiling.block_rows * c.schedule.split_k for c in found]
+    blocks = [part * -(-n // c.tile.cols) for part, c in zip(parts, found, strict=True)]
+    assert block_counts(problem, columns).tolist() == blocks
     grids = [grid(y, n, c.tile.cols, c.schedule.column_group) for y, c in zip(parts, found, strict=True)]
     assert grid_height(Subject(problem, columns)).value.tolist() == [max(y, z) for _, y, z in grids]
 

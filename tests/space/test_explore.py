@@ -11,7 +11,7 @@ from lospmm.matrix.csr import SparseMatrix, from_coo, from_dense
 from lospmm.problem.device import DEVICES, DeviceSpec
 from lospmm.problem.problem import SPLITS, Problem
 from lospmm.space.candidates import Schedule, TileSize, UnrolledPlan, UnrolledPlans
-from lospmm.space.constraints import CONSTRAINTS, Constraint, Subject, block_count, dispatched_tiles, runs
+from lospmm.space.constraints import CONSTRAINTS, Constraint, Subject, dispatched_tiles, runs
 from lospmm.space.explore import PREFETCHES, SHALLOWEST, Space, explore, tile_sizes, widen
 from lospmm.space.registers import forecast_registers
 from lospmm.space.reorder import natural_order, regroup
@@ -171,7 +171,7 @@ def test_a_survivor_is_shared_by_as_many_blocks_as_are_of_use(
         assert {survivor.tile for survivor in whole.survivors} <= set(found)
     least = space.least_blocks
     for survivor in space.survivors:
-        tile, alone = survivor.tile, block_count(problem, survivor.tile)
+        tile, alone = survivor.tile, survivor.tiling.block_rows * -(-n // survivor.tile.cols)
         schedules = {split: Schedule(PREFETCHES[0], split_k=split) for split in SPLITS}
         fits = {
             split
