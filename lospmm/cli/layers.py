@@ -8,6 +8,7 @@ import typer
 
 from lospmm.cli.options import say
 from lospmm.errors import BadMatrix, BadRequest, LospmmError, extra_needed
+from lospmm.matrix.limit import limit_hint
 from lospmm.matrix.mapped import content_of
 from lospmm.model.layer_table import LayerTable
 from lospmm.model.onnx_table import table_of_onnx
@@ -34,15 +35,18 @@ def layers(
     """
     is_onnx = model.lower().endswith(".onnx")
     table = _of_onnx(model, example or [], min_sparsity) if is_onnx else _of_python(model, example or [], min_sparsity)
+    asked = sum(row.skip is None for row in table.rows.values())
+    said = f"{asked} layers to tune, {len(table.rows) - asked} skipped"
+    said += "" if asked else limit_hint(table.few, "--min-sparsity ")
     if out is None:
         print(table.to_toml(), end="")
+        say(quiet=asked > 0)(said)
         return
     try:
         out.write_text(table.to_toml(), "utf-8")
     except OSError as error:
         raise BadRequest(f"{out}: cannot be written: {error.strerror}") from None
-    asked = sum(row.skip is None for row in table.rows.values())
-    say(quiet=False)(f"{out}: {asked} layers to tune, {len(table.rows) - asked} skipped")
+    say(quiet=False)(f"{out}: {said}")
 
 
 def _of_onnx(model: str, example: list[str], min_sparsity: float) -> LayerTable:

@@ -21,7 +21,7 @@ import json
 import re
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
@@ -163,9 +163,10 @@ class LayerKernel:
 
 @dataclass(frozen=True, slots=True)
 class LayerTable:
-    """Rows by name or pattern, in order."""
+    """Rows by name or pattern, in order; ``few`` has the shares of zeros of layers skipped by ``min_sparsity``."""
 
     rows: Mapping[str, LayerSpec]
+    few: Sequence[float] = field(default=(), compare=False)
 
     @property
     def n(self) -> int | None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from lospmm.errors import BadMatrix, BadRequest, LospmmError, extra_needed, printable
 from lospmm.matrix import onnx_file
+from lospmm.matrix.limit import is_few, too_few
 from lospmm.matrix.mapped import Content
 from lospmm.matrix.readers import MatrixFile, read_model
 from lospmm.model.layer_table import LayerSpec, LayerTable
@@ -44,17 +45,18 @@ def table_of_onnx(content: Content, shapes: Sequence[str] = (), *, min_sparsity:
     uses = _uses(model.graph)
     types = {tensor.name: onnx_file.dtype_of(tensor) for tensor in model.graph.initializer}
     held = {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
-    rows = {}
+    rows, few = {}, []
     for name, file in read_model(content, "model"):
         own = uses.get(name, [])
         found = [_row(use, known, held[name]) for use in own]
         row = max(found, key=_columns, default=LayerSpec(skip="no node of the graph takes it"))
         if (why := _why_dense(file, min_sparsity)) is not None and row.skip is None:
             row = LayerSpec(skip=why)
+            few += [file.matrix.sparsity] if isinstance(file, MatrixFile) and is_few(why) else []
         if row.skip is None:
             row = replace(row, bias=_adds_bias(own, name, file), dtype=_DTYPES.get(types[name]))
         rows[name] = row
-    return LayerTable(rows)
+    return LayerTable(rows, few)
 
 
 def _columns(row: LayerSpec) -> int:
@@ -65,7 +67,7 @@ def _why_dense(file: MatrixFile | BadMatrix, min_sparsity: float) -> str | None:
     if isinstance(file, BadMatrix):
         return str(file)
     if file.matrix.sparsity < min_sparsity:
-        return f"fewer zeros than the {100 * min_sparsity:.0f}% of min_sparsity"
+        return too_few(min_sparsity)
     return None if file.matrix.nnz else "all its weights are zero"
 
 

@@ -4,6 +4,8 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Literal
 
+from lospmm.matrix.limit import is_few, limit_hint
+
 #: Columns of the table.
 _HEADS = ("layer", "shape", "zeros", "n", "dense us", "sparse us", "advice", "why")
 
@@ -66,6 +68,9 @@ class Report:
     def _sum(self) -> str:
         layers = {row.layer for row in self.rows}
         line = f"{len(self.sparse)} of {len(layers)} layers run on kernels"
+        counted = [row for row in self.rows if row.sparsity is not None]
+        if all(is_few(row.reason) for row in counted):
+            line += limit_hint([row.sparsity or 0.0 for row in counted], "min_sparsity=")
         timed = [row for row in self.rows if row.dense_micros is not None and row.sparse_micros is not None]
         if not timed:
             return line

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from lospmm.errors import LospmmError, Unsupported
 from lospmm.kernel import whole_number
 from lospmm.matrix.csr import SparseMatrix, from_dense
+from lospmm.matrix.limit import too_few
 from lospmm.nn.attention import no_fast_path, why_dense
 from lospmm.nn.bound import Tensors, dtype_of, named
 from lospmm.nn.fusion import FusedConv2d, FusedLinear, evaluated
@@ -131,8 +132,7 @@ def find_sites(model: nn.Module, min_sparsity: float) -> tuple[list[Site], list[
         if matrix.nnz and sparsity >= min_sparsity:
             sites.append(Site(full, module, weight, kind, place, matrix, sparsity))
             continue
-        few = f"fewer zeros than the {100 * min_sparsity:.0f}% of min_sparsity"
-        reason = few if matrix.nnz else "all its weights are zero"
+        reason = too_few(min_sparsity) if matrix.nnz else "all its weights are zero"
         rows.append(Row(shape=(matrix.m, matrix.k), sparsity=sparsity, reason=reason, **base))
     return sites, rows
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from lospmm.errors import BadRequest, LospmmError
+from lospmm.matrix.limit import is_few
 from lospmm.model.layer_table import LayerSpec, LayerTable
 from lospmm.nn.bound import dtype_of
 from lospmm.nn.site import Site, convolution_of, find_sites, forget_masks, learn_shapes
@@ -44,7 +45,7 @@ def layers(model: nn.Module, example: Any, *, min_sparsity: float = 0.6) -> Laye
                 table[own] = found[own]
             elif tensor.dim() >= 2:
                 table[own] = LayerSpec(skip=_why_dense(name, own, module, reasons))
-    return LayerTable(table)
+    return LayerTable(table, [row.sparsity for row in rows if row.sparsity is not None and is_few(row.reason)])
 
 
 def input_of(text: str) -> Tensor:

@@ -36,7 +36,10 @@ def test_the_command(lospmm_command: Command, tmp_path: Path) -> None:
     written = lospmm_command("layers", f"{tmp_path}/model.py:build", "--example", "2x3x8x8", "--out", table)
     assert (written.status, written.err) == (0, f"{table}: 2 layers to tune, 0 skipped\n")
     printed = lospmm_command("layers", f"{tmp_path}/model.py:build", "--example", "2x3x8x8")
-    assert printed.out == table.read_text()
+    assert (printed.out, printed.err) == (table.read_text(), "")
+    below = lospmm_command("layers", f"{tmp_path}/model.py:build", "--example", "2x3x8x8", "--min-sparsity", 0.95)
+    hint = "2 below --min-sparsity, at most 90.0% zeros: --min-sparsity 0.9 admits 1"
+    assert below.err == f"0 layers to tune, 2 skipped; {hint}\n"
     scope: dict[str, Callable[[], Any]] = {}
     exec(MODEL, scope)
     save_file({name: one.numpy() for name, one in scope["build"]().state_dict().items()}, net)
@@ -57,6 +60,8 @@ def test_an_onnx_file(lospmm_command: Command, tmp_path: Path) -> None:
     assert tuned.status == 0, tuned.err
     manifest = json.loads((tmp_path / "out" / "fc" / "manifest.json").read_text())
     assert (manifest["m"], manifest["k"], manifest["n"]) == (16, 10, 8)
+    below = lospmm_command("layers", net, "--example", "8x10", "--min-sparsity", 0.95)
+    assert below.err.endswith("1 below --min-sparsity, at most 80.0% zeros: --min-sparsity 0.8 admits 1\n")
     net.write_bytes(net.read_bytes()[:-9])
     damaged = lospmm_command("layers", net)
     assert damaged.status == 2 and f"{net}: truncated or damaged ONNX model" in damaged.err

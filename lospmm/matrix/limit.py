@@ -1,0 +1,30 @@
+"""Limit ``min_sparsity``: layers with a smaller share of zeros stay dense."""
+
+import math
+from collections.abc import Sequence
+
+_FEW = "fewer zeros than the "
+
+
+def too_few(min_sparsity: float) -> str:
+    """Return the reason of a layer below the limit."""
+    return f"{_FEW}{100 * min_sparsity:.0f}% of min_sparsity"
+
+
+def is_few(reason: str) -> bool:
+    """Return whether a layer's reason is that of ``too_few``."""
+    return reason.startswith(_FEW)
+
+
+def limit_hint(shares: Sequence[float], option: str) -> str:
+    """Return what to add where all layers, with these shares of zeros, are below the limit; empty without layers.
+
+    ``option`` sets the limit, up to its value.
+    """
+    if not shares:
+        return ""
+    name, most = option.rstrip("= "), max(shares)
+    limit = math.floor(100 * most) / 100
+    admitted = sum(share >= limit for share in shares)
+    admits = f"{option}{limit:g} admits {admitted}" if limit else "are they pruned?"
+    return f"; {len(shares)} below {name}, at most {100 * most:.1f}% zeros: {admits}"
