@@ -105,20 +105,25 @@ USUAL_DEVICE = "h200"
 
 
 def find_device(name: str) -> DeviceSpec:
-    """Return the GPU of that name in ``DEVICES``, or of a device file if ``name`` ends in .toml.
+    """Return the GPU of that name in ``DEVICES``, in any case, or of a device file if ``name`` ends in .toml.
 
     Raises BadRequest with the known names and close matches.
     """
     if not isinstance(name, str):
         raise BadRequest(f"device is of type {type(name).__name__}: give a name, or the path of a .toml file")
-    if name in DEVICES:
-        return DEVICES[name]
+    if (known := known_device(name)) is not None:
+        return known
     if name.endswith(".toml"):
         return load_device(Path(name))
     raise BadRequest(
         f"unknown device {name!r}{_close_matches(name, DEVICES)}: expected the path of a .toml file or one of "
         f"{', '.join(DEVICES)}"
     )
+
+
+def known_device(name: str) -> DeviceSpec | None:
+    """Return the GPU of that name in ``DEVICES``, in any case, if there is one."""
+    return DEVICES.get(name.lower())
 
 
 def load_device(path: Path) -> DeviceSpec:

@@ -26,7 +26,7 @@ from lospmm.gpu.detect import detect_device, own_gpu
 from lospmm.matrix.mapped import content_of
 from lospmm.matrix.readers import bias_in, read_bytes
 from lospmm.model.layer_table import LayerSpec
-from lospmm.problem.device import DEVICES, USUAL_DEVICE, DeviceSpec
+from lospmm.problem.device import DEVICES, USUAL_DEVICE, DeviceSpec, known_device
 from lospmm.settings import settings
 from lospmm.toolchain.discover import find_toolkit, has_arch
 from lospmm.tuning.options import SERVED_OPTIONS, Options
@@ -159,9 +159,9 @@ def device_of(query: TuningQuery) -> DeviceSpec:
             raise BadRequest(f"{why}; name the one to tune for, such as {USUAL_DEVICE}") from None
     if name == "auto" and workers == NO_GPU:
         raise BadRequest("device auto: this service's workers have no GPU; name the one to tune for, such as h200")
-    if chosen not in DEVICES:
+    if (known := known_device(chosen)) is None:
         raise BadRequest(f"unknown device {chosen!r}: expected auto or one of {', '.join(DEVICES)}")
-    return DEVICES[chosen]
+    return known
 
 
 @asynccontextmanager

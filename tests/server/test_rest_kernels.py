@@ -33,6 +33,7 @@ def test_a_form_gives_the_manifest_with_digest_and_links(shared: TestClient) -> 
     TypeAdapter(Kernel).validate_python(kernel)  # what OpenAPI promises
     assert kernel["n"] == 128
     assert kernel["device"] == "h200"
+    assert shared.post(POST.replace("h200", "H200"), files=FORM).json() == kernel
     assert kernel["verified"]["on"] == "cpu"
     assert kernel["fingerprint"] == from_dense(weights()).fingerprint
     assert answer.headers["location"] == f"/v1/kernels/{kernel['digest']}" == kernel["links"]["self"]
