@@ -109,5 +109,6 @@ def _leave(signal_number: int, _frame: FrameType | None) -> None:
     An exception would wait for threads that may be in the middle of a long step.
     """
     before = _LEAVE_BAR if os.isatty(2) else ""
-    os.write(2, f"{before}error: stopped by {signal.Signals(signal_number).name}\n".encode())
+    next_step = "; run it again to resume" if sys.argv[1:2] == ["tune-model"] else ""
+    os.write(2, f"{before}error: stopped by {signal.Signals(signal_number).name}{next_step}\n".encode())
     os._exit(128 + signal_number)

@@ -150,12 +150,15 @@ def test_serve_refuses_in_one_line(lospmm_command: Command) -> None:
     assert (answer.status, answer.error) == (2, "port 99999: expected 0 to 65535")
 
 
-@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_is_one_line(ending: signal.Signals) -> None:
+@pytest.mark.parametrize(
+    ("ending", "command", "adds"),
+    [(signal.SIGINT, "tune-model", "; run it again to resume"), (signal.SIGTERM, "tune", "")],
+)
+def test_a_signal_is_one_line(ending: signal.Signals, command: str, adds: str) -> None:
     code = f"import os, lospmm.cli.main as c; c.run = lambda _: os.kill(os.getpid(), {ending:d}); c.main()"
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    ended = subprocess.run([sys.executable, "-c", code, command], capture_output=True, text=True)
     assert (ended.returncode, ended.stdout) == (128 + ending, "")
-    assert ended.stderr == f"error: stopped by {ending.name}\n"
+    assert ended.stderr == f"error: stopped by {ending.name}{adds}\n"
 
 
 def test_a_closed_stdout_is_no_error(tmp_path: Path) -> None:
