@@ -22,8 +22,8 @@ def tell(line: str) -> None:
 
 
 @contextmanager
-def reported(*, quiet: bool) -> Iterator[Report]:
-    """Yield a progress callback whose output is shown until the block ends."""
+def reported(*, quiet: bool, ends: bool = True) -> Iterator[Report]:
+    """Yield a progress callback whose output is shown until the block ends; ``ends``: a line at each stage's end."""
     if quiet:
         yield silent
     elif sys.stderr.isatty():
@@ -31,7 +31,7 @@ def reported(*, quiet: bool) -> Iterator[Report]:
         with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
             yield _bars(bars)
     else:
-        yield _lines(time.monotonic())
+        yield _lines(time.monotonic(), ends=ends)
 
 
 def _bars(bars: Progress) -> Report:
@@ -47,8 +47,8 @@ def _bars(bars: Progress) -> Report:
     return report
 
 
-def _lines(started: float) -> Report:
-    """Return a callback that prints a line at the end of each stage, and every LINE_SECONDS in a long one.
+def _lines(started: float, *, ends: bool) -> Report:
+    """Return a callback that prints a line at the end of each stage, if ``ends``, and every LINE_SECONDS in a long one.
 
     A long stage prints its first line at once if its number of parts is known when it begins.
     """
@@ -59,7 +59,7 @@ def _lines(started: float) -> Report:
         now = time.monotonic()
         if (done, total) == (0, 1):
             told.setdefault(stage, now)
-        if (done, total) == (1, 1) and stage not in finished:
+        if ends and (done, total) == (1, 1) and stage not in finished:
             finished.add(stage)
             said = "done"
         elif total > 1 and now - told.get(stage, float("-inf")) >= LINE_SECONDS:

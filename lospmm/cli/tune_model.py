@@ -110,7 +110,7 @@ def _tuned_here(batch: Batch, out: Path, *, quiet: bool) -> ModelFolder:
     @contextmanager
     def watch(kernel: LayerKernel) -> Iterator[Progress]:
         say(quiet=quiet)(f"layer {names.index(kernel.name) + 1} of {len(names)}: {kernel.name}")
-        with reported(quiet=quiet) as progress:
+        with reported(quiet=quiet, ends=False) as progress:
             yield progress
 
     tune_here(folder, batch, gpu, store=kept.open_store(), watch=watch)
