@@ -1,6 +1,6 @@
 """``lospmm tune-model``: tune every layer of a model, on this machine or by a service."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
@@ -104,7 +104,7 @@ def _tuned_here(batch: Batch, out: Path, *, quiet: bool) -> ModelFolder:
     gpu = device_of(batch.device)
     batch.options.resolved(gpu, own_gpu())  # refuse once what no layer can have
     batch = replace(batch, device=gpu.name, model=replace(batch.model, read=partial(_noted, batch)))
-    folder = ModelFolder(out, batch, _say_failure)
+    folder = _opened(out, batch, quiet=quiet)
     names = [kernel.name for kernel in batch.kernels]
 
     @contextmanager
@@ -115,6 +115,20 @@ def _tuned_here(batch: Batch, out: Path, *, quiet: bool) -> ModelFolder:
 
     tune_here(folder, batch, gpu, store=kept.open_store(), watch=watch)
     return folder
+
+
+def _opened(out: Path, batch: Batch, *, quiet: bool) -> ModelFolder:
+    """Open the model's folder; note convolutions that get kernels of products."""
+    folder = ModelFolder(out, batch, _say_failure)
+    products = [one.layer for one in batch.kernels if one.layer in batch.model.conv2d and one.row.conv is None]
+    if found := list(dict.fromkeys(products)):
+        said = f"note: kernels of products for the 4-D weights {_listed(found)}, which lospmm.nn.load_ cannot use"
+        say(quiet=quiet)(f"{said}: `lospmm layers` writes a table of convolutions for --layers")
+    return folder
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + f" and {len(names) - 3} more" * (len(names) > 3)
 
 
 def _noted(batch: Batch, wanted: Collection[str]) -> Iterator[tuple[str, Found]]:
@@ -129,7 +143,7 @@ def _noted(batch: Batch, wanted: Collection[str]) -> Iterator[tuple[str, Found]]
 
 def _tuned_there(tuning: Tuning, batch: Batch, out: Path, *, quiet: bool) -> ModelFolder:
     with open_client(tuning, quiet=quiet) as client:
-        folder = ModelFolder(out, batch, _say_failure)
+        folder = _opened(out, batch, quiet=quiet)
         fetch_layers(client, folder, batch, None if quiet else _say_layer)
     return folder
 
@@ -147,10 +161,7 @@ def _show(folder: ModelFolder, *, as_json: bool) -> None:
     if vectors := len(report.layers) - len(shown):
         print(f"skipped {vectors} vector{'s' * (vectors > 1)}, such as biases: see {REPORT_FILE}")
     if dense := list(dict.fromkeys(layer.name for layer in shown if layer.sparsity == 0)):
-        more = f" and {len(dense) - 3} more" * (len(dense) > 3)
-        tell(
-            printable(f"note: no weight is 0 in {', '.join(dense[:3])}{more}; a layer table (--layers) can skip layers")
-        )
+        tell(printable(f"note: no weight is 0 in {_listed(dense)}; a layer table (--layers) can skip layers"))
 
 
 def _say_layer(layer: str, stage: str, done: int, total: int) -> None:
