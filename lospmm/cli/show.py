@@ -210,7 +210,8 @@ def _chosen(manifest: Mapping[str, Any]) -> str:
         device = DEVICES.get(manifest["device"])
         least = "" if device is not None and is_learned(device) else "at least "
         forecasts.append(f"cuBLAS {least}{dense:.1f}")
-    is_near = own == UNROLLED and min(others.values(), default=math.inf) < search["estimated_micros"]
+    share = min(others.values(), default=math.inf) / search["estimated_micros"]
+    is_near = own == UNROLLED and SURE <= share < 1  # below: families that do not compete, as where all weights are 0
     why = f"; another wins only below {SURE:.0%} of unrolled" if is_near else ""
     return f"{search['chosen_by']}: {', '.join(forecasts)} by forecast{why}; not measured"
 
