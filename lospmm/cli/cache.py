@@ -44,6 +44,7 @@ def cache_verify(as_json: JsonOption = False) -> None:
     """Check every entry of the store against its checksums; exit status 4 if any is corrupt."""
     store = kept.open_store()
     corrupt = [*store.verify(), *history.verify(store)]
-    show_entries(corrupt, "corrupt, and built again when next asked for", as_json=as_json)
+    title = "corrupt, and built again when next asked for" if corrupt else "corrupt"
+    show_entries(corrupt, title, as_json=as_json)
     if corrupt:
         raise typer.Exit(ToolchainFault.exit_code)
