@@ -159,7 +159,7 @@ def _show(folder: ModelFolder, *, as_json: bool) -> None:
     for total in report.totals:
         print(total)
     if vectors := len(report.layers) - len(shown):
-        print(f"skipped {vectors} vector{'s' * (vectors > 1)}, such as biases: see {REPORT_FILE}")
+        print(f"{vectors} vector{'s' * (vectors > 1)}, such as biases, without kernels of their own: see {REPORT_FILE}")
     if dense := list(dict.fromkeys(layer.name for layer in shown if layer.sparsity == 0)):
         tell(printable(f"note: no weight is 0 in {_listed(dense)}; a layer table (--layers) can skip layers"))
 
