@@ -133,6 +133,13 @@ def test_a_model_shows_its_layers_with_speedups(client: TestClient) -> None:
     assert dense == ["M40.0 0v10"] * 2
 
 
+def test_a_model_that_is_not_timed_has_no_column_of_bars(client: TestClient, view: FakeView) -> None:
+    model = digest_of("model")
+    assert "Speed-up as a bar" in page(client, f"/jobs/{model}").text
+    view.change(model, layers=tuple(replace(layer, speedup=None) for layer in view.found[model].layers))
+    assert "Speed-up as a bar" not in page(client, f"/jobs/{model}").text
+
+
 def test_a_failed_job_says_why_without_trusting_the_words(client: TestClient) -> None:
     found = page(client, f"/jobs/{digest_of('failed')}")
     assert f"The matrix file cannot be used {HOSTILE}: damaged" in found.text
