@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import CancelledError
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -67,9 +68,12 @@ def bench(gate_library: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench
 
 
 def workers() -> list[psutil.Process]:
-    children = psutil.Process().children(recursive=True)
-    alive = [process for process in children if process.status() != psutil.STATUS_ZOMBIE]
-    return [process for process in alive if fake_gpu.__file__ in process.cmdline()]
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # a compiler of the gate may end here
+            if process.status() != psutil.STATUS_ZOMBIE and fake_gpu.__file__ in process.cmdline():
+                found.append(process)
+    return found
 
 
 def run(bench: Bench, kind: str) -> Measurement:
