@@ -151,12 +151,7 @@ LOSPMM_KERNEL(ENTRY) {
 #pragma unroll 1
   for (int unit = 0; unit < units; unit += AHEAD) {
     Unit batch[AHEAD];
-#pragma unroll
-    for (int one = 0; one < AHEAD; ++one) {
-      batch[one] = ahead[one];
-      if (unit + AHEAD + one < units) load(ahead[one], from + one * UNIT_BYTES);
-    }
-    from += AHEAD * UNIT_BYTES;
+    take(batch, ahead, from, unit, units);
 #pragma unroll
     for (int one = 0; one < AHEAD; ++one) {
       if (one > 0 && unit + one >= units) break;

@@ -35,3 +35,13 @@ LOSPMM_INLINE unsigned pair_of(const uint2 &codes, int at) {
   const unsigned two = (at < 2 ? codes.x : codes.y) >> at % 2 * 16;
   return INT8 ? lospmm_halves_of_int8(two) : lospmm_halves_of_fp8(two);
 }
+
+// The next AHEAD units of a warp, as ``ahead`` has them; those after them are loaded in their place, ``from`` there on.
+LOSPMM_INLINE void take(Unit (&batch)[AHEAD], Unit (&ahead)[AHEAD], const unsigned char *&from, int unit, int units) {
+#pragma unroll
+  for (int one = 0; one < AHEAD; ++one) {
+    batch[one] = ahead[one];
+    if (unit + AHEAD + one < units) load(ahead[one], from + one * UNIT_BYTES);
+  }
+  from += AHEAD * UNIT_BYTES;
+}
