@@ -1,6 +1,7 @@
 """Lowering of a candidate to a kernel program: one tile program per tile, and blocks that write zeros."""
 
 from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -68,9 +69,13 @@ def lower(problem: Problem, candidate: UnrolledPlan) -> KernelProgram:
     )
 
 
+#: Plans of a search that differ only in their schedule have the same tiling.
+_swapped = lru_cache(maxsize=64)(swapped)
+
+
 def with_swaps(problem: Problem, plan: UnrolledPlan) -> UnrolledPlan:
     """Return ``plan`` with swapped rows, unless its kernel would take more registers."""
-    found = replace(plan, tiling=swapped(problem.matrix, plan.tiling))
+    found = replace(plan, tiling=_swapped(problem.matrix, plan.tiling))
     needed, before = (forecast_of_candidate(problem, one) for one in (found, plan))
     return found if needed <= before else plan  # a tile with more long rows takes more
 
