@@ -40,10 +40,10 @@ def execute_packed(
     another block, and ToolchainFault if g++ is missing or fails.
     """
     n = b.shape[1]
-    across = kernel.launch.grid[0]  # a block has every so many columns' tile
-    blocks = np.unique(columns // kernel.cols % across)
+    block_of = np.arange(n) // kernel.cols % kernel.launch.grid[0]  # a block has every so many columns' tile
+    blocks = np.unique(block_of[columns])
     result = run_blocks(kernel, blocks, b, np.full((m, n), np.nan, dtype=np.float32), residual, progress=progress)
-    others = ~np.isin(np.arange(n) // kernel.cols % across, blocks)
+    others = ~np.isin(block_of, blocks)
     if not np.isnan(result[:, others]).all():
         raise VerificationFailed(f"{kernel.entry} on the CPU: a block writes to columns of another one")
     return result
