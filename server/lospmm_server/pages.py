@@ -181,13 +181,17 @@ def pages_router(pages: Pages, view: View) -> APIRouter:
 
     @router.get("/static/{name}")
     async def get_asset(name: str) -> Response:
-        asset = next((asset for asset in pages.assets.values() if asset.url == f"/static/{name}"), None)
-        if asset is None:
-            raise HTTPException(404, "there is no such file; load the page again")
-        headers = {"Cache-Control": CACHE_CONTROL, "X-Content-Type-Options": "nosniff"}
-        return Response(asset.content, 200, headers, asset.media_type)
+        return _sent(pages, name)
 
     return router
+
+
+def _sent(pages: Pages, name: str) -> Response:
+    asset = next((asset for asset in pages.assets.values() if asset.url == f"/static/{name}"), None)
+    if asset is None:
+        raise HTTPException(404, "there is no such file; load the page again")
+    headers = {"Cache-Control": CACHE_CONTROL, "X-Content-Type-Options": "nosniff"}
+    return Response(asset.content, 200, headers, asset.media_type)
 
 
 def error_handler(pages: Pages) -> Callable[[Request, Exception], Awaitable[Response]]:

@@ -148,7 +148,7 @@ LAYER = Epilogue(bias=tuple(np.linspace(-1, 1, 64).tolist()), relu=True, residua
 def test_every_prologue_says_where_to_begin(
     window: Convolution | None, epilogue: Epilogue, column_group: int, kind: tuple[str, int, int], tmp_path: Path
 ) -> None:
-    """The kernel of each is read back from its cubin, and runs as it was written."""
+    """Read each kernel back from its cubin, and run it."""
     dtype, words, split_k = kind
     matrix = uniform(64, 576, 0.96, seed=1)
     n = 4098 if window is None else window.n
