@@ -72,9 +72,14 @@ def by_type() -> str:
     return table(heads, lines, right=len(heads) - 1)
 
 
+def decode_of(dtype: str = "float16") -> list[Record]:
+    """Lines of ``benchmarks.decode`` of one type."""
+    return [one for one in records("decode") if one["dtype"] == dtype]
+
+
 def decode() -> str:
     """Layers of language models by N, GPU and sparsity: speedup over cuBLAS, share of the roof, and over cuSPARSELt."""
-    found = records("decode")
+    found = decode_of()
     lines = []
     for n in sorted({one["n"] for one in found}):
         for title, of_gpu in by_gpu([one for one in found if one["n"] == n]).items():
@@ -90,7 +95,20 @@ def decode() -> str:
             names = dict.fromkeys(one["family"] for some in own.values() for one in some)
             lines.append((f"{n:,}", *cells, ", ".join(f"`{name}`" for name in names), title.partition(" ")[0]))
     heads = ("N", *(f"{zeros:.0%} zeros" for zeros in sparsities(found)), "fastest families", "GPU")
-    return table(heads, lines)
+    return f"{table(heads, lines)}\n{_other_type()}"
+
+
+def _other_type() -> str:
+    """How long the same layers take in bfloat16, and their speedup."""
+    found, half = decode_of("bfloat16"), {_cell(one): one["micros"] for one in decode_of()}
+    ratios = [one["micros"] / half[_cell(one)] for one in found if _cell(one) in half]
+    columns = ", ".join(f"{n:,}" for n in sorted({one["n"] for one in found}))
+    compared = f"{mean(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}) of the time of float16"
+    return f"bfloat16, {len(found)} of these, N {columns}: {compared}, {times(gains(found))} over cuBLAS.\n"
+
+
+def _cell(record: Record) -> tuple[object, ...]:
+    return record["machine"]["device"], record["m"], record["k"], record["n"], zeros_of(record)
 
 
 def decode_bound() -> str:
@@ -98,7 +116,7 @@ def decode_bound() -> str:
 
     Least squares of the relative errors over the shapes of an N and a sparsity.
     """
-    found = [one for one in records("decode") if one["machine"]["device"] == "h100"]
+    found = [one for one in decode_of() if one["machine"]["device"] == "h100"]
     lines, errors = [], []
     for n in sorted({one["n"] for one in found}):
         cells = []
@@ -189,7 +207,7 @@ def conditions() -> str:
     sets = {
         "seven layers": kernels.lines_of("seven"),
         "41 layers": families("shapes"),
-        "LLM decode": records("decode"),
+        "LLM decode": decode_of(),
         "LLM prefill": _prefill(),
         "whole networks": measured_of(records("networks")),
     }
@@ -237,7 +255,7 @@ def _shapes() -> list[Line]:
 
 def _language_models() -> list[Line]:
     lines = []
-    for what, found, columns in (("decode", records("decode"), DECODE), ("prefill", families("llm"), (PREFILL,))):
+    for what, found, columns in (("decode", decode_of(), DECODE), ("prefill", families("llm"), (PREFILL,))):
         for n in columns:
             gpu, of_gpu = next(iter(by_gpu([one for one in found if one["n"] == n]).items()))
             own = groups(of_gpu, n)
