@@ -36,7 +36,9 @@ class BadRequest(LospmmError):
 
 
 class BadMatrix(BadRequest):
-    """A matrix or a matrix file that cannot be used."""
+    """A matrix or a matrix file that cannot be used; ``sparsity`` is its share of zeros if it has too many nonzeros."""
+
+    sparsity: float | None = None
 
 
 class BadSettings(BadRequest):

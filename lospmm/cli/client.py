@@ -38,7 +38,8 @@ def fetch_layers(client: "Client", folder: ModelFolder, batch: Batch, progress: 
     )
     for result in results:
         if result.skipped is not None or result.n is None:
-            continue  # the folder's report has it
+            folder.skip(result.name, result.skipped or "")
+            continue
         kernel = kernels[result.name, result.n]
         try:
             if result.error is not None:

@@ -27,7 +27,7 @@ COMMANDS = {
     "tune": Command("tune:tune", "Search for the fastest kernel for C = A x B, and write it to a folder."),
     "tune-model": Command(
         "tune_model:tune_model",
-        "Make a kernel for every layer of a model, each in a folder of its own, and report.json about all of them.",
+        "Make a kernel for every pruned layer of a model, each in its own folder, and report.json about all of them.",
     ),
     "layers": Command(
         "layers:layers",

@@ -14,6 +14,7 @@ import typer
 from lospmm.errors import BadRequest, printable
 from lospmm.gpu.detect import device_of
 from lospmm.matrix import readers
+from lospmm.matrix.limit import UNPRUNED
 from lospmm.problem.dtype import DTYPES, FLOAT32
 from lospmm.problem.problem import Problem
 from lospmm.progress import tell
@@ -37,6 +38,10 @@ ConvolutionOption = Annotated[
 ]
 BiasOption = Annotated[Path | None, typer.Option("--bias", help="Add a .npy with one number a row of C.")]
 BiasesOption = Annotated[bool, typer.Option("--biases", help="Add the bias beside each weight of a model.")]
+MinSparsityOption = Annotated[
+    float, typer.Option("--min-sparsity", help="Skip layers with a smaller share of zeros; 0 skips none.")
+]
+MIN_SPARSITY = UNPRUNED
 ReluOption = Annotated[bool, typer.Option("--relu", help="Apply ReLU to C.")]
 ResidualOption = Annotated[bool, typer.Option("--residual", help="Add a third argument of C's shape.")]
 DeviceOption = Annotated[str, typer.Option("--device", help="A GPU of the device table, a device file, or auto.")]

@@ -12,10 +12,12 @@ import typer
 from lospmm.artifact import kept
 from lospmm.cli.client import fetch_layers, open_client
 from lospmm.cli.options import (
+    MIN_SPARSITY,
     BiasesOption,
     ConvolutionOption,
     JsonOption,
     LayersOption,
+    MinSparsityOption,
     QuietOption,
     ReluOption,
     ResidualOption,
@@ -27,7 +29,7 @@ from lospmm.cli.options import (
     tunes,
 )
 from lospmm.cli.output import print_json, print_table
-from lospmm.errors import BadRequest, printable
+from lospmm.errors import BadRequest
 from lospmm.gpu.detect import device_of, own_gpu
 from lospmm.matrix.layers import REPORT_FILE, Found, open_model
 from lospmm.matrix.readers import VECTOR, MatrixFile
@@ -35,7 +37,7 @@ from lospmm.model.batch import join_layers, tune_here
 from lospmm.model.folder import Batch, ModelFolder, alone_in
 from lospmm.model.layer_table import ANY, LayerKernel, LayerSpec, LayerTable, columns_in, keys_given, read_table
 from lospmm.model.report import LayerReport, table
-from lospmm.progress import reported, tell
+from lospmm.progress import reported
 from lospmm.stages import Progress
 
 
@@ -58,10 +60,11 @@ def tune_model(
     residual: ResidualOption = False,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
+    min_sparsity: MinSparsityOption = MIN_SPARSITY,
     *,
     tuning: Tuning,
 ) -> None:
-    """Make a kernel for every layer of a model, each in a folder of its own, and report.json about all of them.
+    """Make a kernel for every pruned layer of a model, each in its own folder, and report.json about all of them.
 
     --layers gives each layer its own N or convolution; `lospmm layers` writes such a table.
     """
@@ -73,12 +76,14 @@ def tune_model(
         "relu": relu,
         "residual": residual,
     }
-    batch = Batch(open_model(model, seed=tuning.seed), _table(layers, own), tuning.device, tuning.options, tuning.seed)
+    table = replace(_table(layers, own), min_sparsity=min_sparsity)
+    batch = Batch(open_model(model, seed=tuning.seed), table, tuning.device, tuning.options, tuning.seed)
     batch.check()
     if biases:
         batch.model.check_biases()
     with alone_in(out):
         folder = (_tuned_here if tuning.address is None else partial(_tuned_there, tuning))(batch, out, quiet=quiet)
+        folder.check()
         if tuning.options.memory == "low":
             join_layers(folder, batch, store=kept.open_store(), heard=lambda name: say(quiet=quiet)(f"join: {name}"))
     _show(folder, as_json=as_json)
@@ -160,8 +165,6 @@ def _show(folder: ModelFolder, *, as_json: bool) -> None:
         print(total)
     if vectors := len(report.layers) - len(shown):
         print(f"{vectors} vector{'s' * (vectors > 1)}, such as biases, without kernels of their own: see {REPORT_FILE}")
-    if dense := list(dict.fromkeys(layer.name for layer in shown if layer.sparsity == 0)):
-        tell(printable(f"note: no weight is 0 in {_listed(dense)}; a layer table (--layers) can skip layers"))
 
 
 def _say_layer(layer: str, stage: str, done: int, total: int) -> None:

@@ -159,6 +159,7 @@ class Client:
         biases: Biases = False,
         relu: bool = False,
         residual: bool = False,
+        min_sparsity: float | None = None,
         seed: int = 0,
         progress: LayerProgress | None = None,
         timeout_seconds: float | None = None,
@@ -170,6 +171,7 @@ class Client:
         ``layers`` gives each layer its own n or convolution, bias and epilogue, in place of those of all layers. With
         several n a layer has a result for each, and ``progress`` names like fc1.weight@8.
         ``biases`` are those of layers by name, or True: each layer of a model's file has the one beside its weight.
+        Layers with a share of zeros below ``min_sparsity`` (0.1) are skipped, unless ``layers`` names them.
 
         A layer that is wrong, or that has no kernel in the end, has an ``error`` and the others their kernels; what is
         ``skipped`` comes last. Raises BadMatrix where the model cannot be read at all, and the rest as ``tune``.
@@ -185,6 +187,9 @@ class Client:
             raise BadRequest("layers gives n, convolution, bias, relu and residual of each layer: leave these out")
         else:
             table, of_all = layers, {}
+        if min_sparsity is not None:
+            query |= {"min_sparsity": min_sparsity}
+            table = replace(table, min_sparsity=min_sparsity)
         posted = read_uploads(model, seed, biases, table)
         uploads = [found for found in posted.layers.values() if isinstance(found, Upload)]
         params = {**query, **of_all, "wait": 0, "name": (name or posted.name)[:NAME_CHARACTERS]}

@@ -10,7 +10,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from lospmm.errors import BadRequest
+from lospmm.errors import BadMatrix, BadRequest
 from lospmm.matrix.csr import SparseMatrix
 from lospmm.matrix.layers import LayerSource, check_names, folder_of, open_model
 from lospmm.matrix.npz import write_npz
@@ -108,21 +108,32 @@ def _read(model: ModelWeights, seed: int, table: LayerTable) -> Uploads:
         if has_own:
             raise BadRequest("biases: True takes those of a model's file; of weights by name, give biases by name too")
         skipped = table.skipped(list(model))
-        named = {name: weights for name, weights in model.items() if name not in skipped}
-        return Uploads("model", {name: _upload(name, own, table) for name, own in named.items()}, skipped)
+        named = {name: _upload(name, own, table) for name, own in model.items() if name not in skipped}
+        return _sorted("model", named, skipped)
     opened = model if isinstance(model, LayerSource) else open_model(Path(model), seed=seed)
     if has_own:
         opened.check_biases()
     table.check_used([*opened.names, *opened.others])
     skipped = table.skipped(opened.names, opened.conv1d)
-    layers: dict[str, Upload | BadRequest] = {
-        name: _of_file(name, found, table) if isinstance(found, MatrixFile) else found
+    layers = {
+        name: _of_file(name, found, table)
         for name, found in opened.read([name for name in opened.names if name not in skipped])
     }
-    return Uploads(opened.name, layers, {**skipped, **opened.others})
+    return _sorted(opened.name, layers, {**skipped, **opened.others})
 
 
-def _of_file(name: str, file: MatrixFile, table: LayerTable) -> Upload | BadRequest:
+def _sorted(model: str, layers: Mapping[str, Upload | BadRequest | str], skipped: Mapping[str, str]) -> Uploads:
+    """Return the uploads of a model, a part of whose ``layers`` may be reasons to skip them."""
+    own = {name: one for name, one in layers.items() if not isinstance(one, str)}
+    return Uploads(model, own, {name: one for name, one in layers.items() if isinstance(one, str)} | {**skipped})
+
+
+def _of_file(name: str, file: MatrixFile | BadMatrix, table: LayerTable) -> Upload | BadRequest | str:
+    """Return the upload of a layer, what is wrong with it, or why it is skipped."""
+    if (reason := table.why_unpruned(name, file)) is not None:
+        return reason
+    if isinstance(file, BadMatrix):
+        return file
     try:
         own = table.row_of(name).file(file)
         upload = upload_of(name, own.matrix, own.values)
@@ -138,11 +149,11 @@ def _biased(upload: Upload, bias: Sequence[float] | NDArray[np.floating]) -> Upl
         return error
 
 
-def _upload(name: str, weights: Weights, table: LayerTable) -> Upload | BadRequest:
+def _upload(name: str, weights: Weights, table: LayerTable) -> Upload | BadRequest | str:
     try:
         row = table.row_of(name)
-        own = row.file(MatrixFile(*matrix_and_values(flattened(weights, row.convolution, row.groups)), name))
-        return upload_of(name, own.matrix, own.values)
+        file = MatrixFile(*matrix_and_values(flattened(weights, row.convolution, row.groups)), name)
+        return _of_file(name, file, table)
     except BadRequest as error:
         return error
 

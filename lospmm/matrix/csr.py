@@ -226,12 +226,14 @@ def check_indices(noun: str, index: NDArray[np.integer], lowest: int, highest: i
         raise BadMatrix(f"{noun} number {wrong[0]} is {index[wrong[0]]}, outside {lowest} to {highest}")
 
 
-def check_nonzeros(count: int) -> None:
+def check_nonzeros(count: int, size: int | None = None) -> None:
     """Raise BadMatrix for more than LOSPMM_MAX_NONZEROS nonzeros; readers call it before they allocate."""
     limit = settings().max_nonzeros
     if count > limit:
         todo = "prune it further, skip it in a layer table, or raise that"
-        raise BadMatrix(f"{count} nonzeros, more than the {limit} that LOSPMM_MAX_NONZEROS allows: {todo}")
+        error = BadMatrix(f"{count} nonzeros, more than the {limit} that LOSPMM_MAX_NONZEROS allows: {todo}")
+        error.sparsity = None if size is None else 1.0 - count / size
+        raise error
 
 
 def _finite_float32(values: NDArray[np.floating], position: NDArray[np.int64], k: int) -> NDArray[np.float32]:

@@ -3,7 +3,18 @@
 import math
 from collections.abc import Sequence
 
+from lospmm.errors import BadRequest
+
+#: Layers of a model below this share of zeros gain nothing: the bits of the most compact format are a sixteenth of A.
+UNPRUNED = 0.1
+
 _FEW = "fewer zeros than the "
+
+
+def check_limit(min_sparsity: object) -> None:
+    """Raise BadRequest for anything but a share of zeros."""
+    if not isinstance(min_sparsity, int | float) or not 0 <= min_sparsity <= 1:
+        raise BadRequest(f"min_sparsity is {min_sparsity!r:.80}: give a share of zeros, from 0 to 1")
 
 
 def too_few(min_sparsity: float) -> str:

@@ -104,7 +104,7 @@ def nonzeros(array: Array, content: Content, decode: Decode = as_it_is) -> tuple
     order: Any = "C" if array.flags.c_contiguous else "F"
     flat = array.reshape(-1, order=order)
     count = sum(int(np.count_nonzero(piece)) for _, piece in _pieces(flat, content, decode))
-    check_nonzeros(count)
+    check_nonzeros(count, array.size)
     position, values = np.empty(count, np.int64), np.empty(count, decode(flat[:0]).dtype)
     filled = 0
     for start, piece in _pieces(flat, content, decode):

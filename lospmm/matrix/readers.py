@@ -136,13 +136,16 @@ def read_model(
     for tensor in sorted(weights, key=natural):  # the library gives them in any order
         if wanted is not None and tensor not in wanted:
             continue
+        weight = weights.pop(tensor)
         try:
             yield (
                 tensor,
-                MatrixFile(_of_weight(weights.pop(tensor), content), "stored", name, _beside(tensor, tensors, name)),
+                MatrixFile(_of_weight(weight, content), "stored", name, _beside(tensor, tensors, name)),
             )
         except BadMatrix as error:
-            yield tensor, BadMatrix(f"{name}: {printable(str(error))}")
+            wrong = BadMatrix(f"{name}: {printable(str(error))}")
+            wrong.sparsity = None if "mask" in weight else error.sparsity  # of what is masked nobody has counted
+            yield tensor, wrong
 
 
 class ModelTensors(NamedTuple):

@@ -28,8 +28,8 @@ from lospmm.tuning.session import AHEAD, Session
 
 Done = TypeVar("Done")
 
-#: A kernel of a layer, and the layer's matrix.
-Wanted = tuple[LayerKernel, Found]
+#: A kernel of a layer, and the layer's matrix, or why the layer is skipped.
+Wanted = tuple[LayerKernel, Found | str]
 
 #: Shows a kernel's progress while it is tuned.
 Watch = Callable[[LayerKernel], AbstractContextManager[Progress]]
@@ -77,7 +77,11 @@ def _wanted(batch: Batch) -> Iterator[Wanted]:
     """Yield the kernels with the matrices of their layers, each of which is read once."""
     skipped = batch.skipped
     for name, found in batch.model.read([name for name in batch.model.names if name not in skipped]):
-        for kernel in batch.table.kernels_of(name):
+        kernels = batch.table.kernels_of(name)
+        if (reason := batch.table.why_unpruned(name, found)) is not None:
+            yield kernels[0], reason
+            continue
+        for kernel in kernels:
             yield kernel, found
 
 
@@ -94,10 +98,10 @@ class _Here:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A kernel, and the request for it or why there is none."""
+    """A kernel, and the request for it, what is wrong with it, or why its layer is skipped."""
 
     kernel: LayerKernel
-    request: Request | LospmmError
+    request: Request | LospmmError | str
 
 
 def _next_of(wanted: Iterator[Wanted], here: _Here, *, is_first: bool = False) -> _Asked | None:
@@ -105,6 +109,8 @@ def _next_of(wanted: Iterator[Wanted], here: _Here, *, is_first: bool = False) -
     if (one := next(wanted, None)) is None:
         return None
     kernel, found = one
+    if isinstance(found, str):
+        return _Asked(kernel, found)
     try:
         if isinstance(found, BadMatrix):
             raise found
@@ -150,6 +156,9 @@ def _tune(asked: _Asked, here: _Here, endings: _Endings, progress: Progress) -> 
     folder, kernel, request = here.folder, asked.kernel, asked.request
     if isinstance(request, LospmmError):
         endings.add(None, partial(folder.fail, kernel, None, request))
+        return
+    if isinstance(request, str):
+        endings.add(None, partial(folder.skip, kernel.layer, request))
         return
     digest = request.digest
     endings.wait(digest)  # an equal layer, whose kernel is not in the store yet

@@ -6,7 +6,7 @@ Folders that hold the right kernel already are kept, so that a stopped run conti
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -54,10 +54,13 @@ class Batch:
     def check(self) -> None:
         """Raise BadRequest for a table with a row for none of the layers, or that skips all of them."""
         self.table.check_used([*self.model.names, *self.model.others])
-        skipped = self.table.skipped(self.model.names, self.model.conv1d)
-        if len(skipped) == len(self.model.names):
-            first, reason = next(iter(skipped.items()))
-            raise BadRequest(f"no layer is asked for: {first}: {reason}")
+        self.check_asked(self.table.skipped(self.model.names, self.model.conv1d))
+
+    def check_asked(self, skipped: Mapping[str, str]) -> None:
+        """Raise BadRequest if all layers are skipped."""
+        if all(name in skipped for name in self.model.names):
+            first = self.model.names[0]
+            raise BadRequest(f"no layer is asked for: {first}: {skipped[first]}")
 
     @property
     def kernels(self) -> list[LayerKernel]:
@@ -165,6 +168,16 @@ class ModelFolder:
     def fail(self, kernel: LayerKernel, digest: str | None, error: LospmmError) -> None:
         """Add the error of a kernel to the report. Raises as ``tell``."""
         self.tell(failed(kernel.layer, kernel.folder, error, digest, kernel.row.columns))
+
+    def check(self) -> None:
+        """Raise BadRequest if no layer was asked for in the end."""
+        self._batch.check_asked(self._skipped)
+
+    def skip(self, layer: str, reason: str) -> None:
+        """Add a layer that gets no kernel to the report. Raises DiskFault if the disk fails."""
+        self._skipped[layer] = reason
+        if self._begun:
+            self._write()
 
     def tell(self, layer: LayerReport) -> None:
         """Add a row to the report. Raises DiskFault if the disk fails.

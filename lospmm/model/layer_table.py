@@ -33,6 +33,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from lospmm.errors import BadMatrix, BadRequest, printable
 from lospmm.matrix.csr import block_diagonal
 from lospmm.matrix.layers import folder_of, kernel_name
+from lospmm.matrix.limit import UNPRUNED, check_limit, too_few
 from lospmm.matrix.readers import MatrixFile
 from lospmm.problem.convolution import Convolution, parse_convolution
 from lospmm.problem.device import DeviceSpec
@@ -163,10 +164,17 @@ class LayerKernel:
 
 @dataclass(frozen=True, slots=True)
 class LayerTable:
-    """Rows by name or pattern, in order; ``few`` has the shares of zeros of layers skipped by ``min_sparsity``."""
+    """Rows by name or pattern, in order; layers without a row of their own need ``min_sparsity``.
+
+    ``few`` has the shares of zeros of layers that were skipped when the table was made. Raises BadRequest.
+    """
 
     rows: Mapping[str, LayerSpec]
     few: Sequence[float] = field(default=(), compare=False)
+    min_sparsity: float = field(default=UNPRUNED, compare=False)
+
+    def __post_init__(self) -> None:
+        check_limit(self.min_sparsity)
 
     @property
     def n(self) -> int | None:
@@ -208,6 +216,12 @@ class LayerTable:
             return NO_WINDOW if row.skip is None and row.conv is None and name in conv1d else row.skip
 
         return {name: why for name in names if (why := reason(name)) is not None}
+
+    def why_unpruned(self, name: str, found: MatrixFile | BadMatrix) -> str | None:
+        """Return why a layer is skipped for its zeros, or None. An embedding may have more nonzeros than are read."""
+        share = found.matrix.sparsity if isinstance(found, MatrixFile) else found.sparsity
+        is_tuned = name in self.rows or share is None or share >= self.min_sparsity
+        return None if is_tuned else too_few(self.min_sparsity)
 
     def check_used(self, names: Sequence[str]) -> None:
         """Raise BadRequest for a row that is for none of the layers ``names``: it is likely misspelt."""

@@ -9,6 +9,7 @@ from torch import nn
 
 from lospmm.client.events import LayerProgress
 from lospmm.errors import BadRequest
+from lospmm.matrix.limit import check_limit
 from lospmm.nn.calling import Called, calling_of
 from lospmm.nn.choice import MARGIN, Shape, TimedSite, choose_in_model, swap
 from lospmm.nn.layer import call_parts
@@ -91,8 +92,7 @@ def _checked(
 ) -> Sequence[Shape]:
     """Check the arguments; return the columns in ``n``. Raises BadRequest."""
     check_model(model)
-    if not isinstance(min_sparsity, int | float) or not 0 <= min_sparsity <= 1:
-        raise BadRequest(f"min_sparsity is {min_sparsity!r:.80}: give a share of zeros, from 0 to 1")
+    check_limit(min_sparsity)
     if choice not in ("measured", "sparse"):
         raise BadRequest(f"choice {choice!r:.80}: choose measured or sparse")
     calling_of(called)

@@ -6,7 +6,7 @@ A layer that cannot be read fails alone, with its name and a reason; equal layer
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
 from starlette.datastructures import UploadFile
@@ -63,7 +63,8 @@ def read_model(files: Received, query: ModelQuery, order: Callable[[Request], Ke
     Raises BadMatrix if no layer can be read; BadRequest and Unsupported for the rest of the request, such as biases
     when no layer has one.
     """
-    wanted = _Wanted(_table(files.table, query), device_of(query), options_of(query), query.seed)
+    table = replace(_table(files.table, query), min_sparsity=query.min_sparsity)
+    wanted = _Wanted(table, device_of(query), options_of(query), query.seed)
     biases = _by_layer(files)
     layers: list[Layer] = []
     first: BadRequest | None = None
@@ -135,6 +136,9 @@ def _asked(
     """Yield the request for each kernel of a layer, what is wrong with it, or why the layer is skipped."""
     if isinstance(found, str):
         yield found
+        return
+    if (reason := wanted.table.why_unpruned(name, found)) is not None:
+        yield reason
         return
     for kernel in wanted.table.kernels_of(name):
         yield found if isinstance(found, BadMatrix) else _request(kernel, found, wanted, bias)

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 from pydantic_core import PydanticCustomError
 
 from lospmm.artifact.manifest import Manifest
+from lospmm.matrix.limit import UNPRUNED
 from lospmm.problem.device import DEVICES
 from lospmm.problem.problem import MAX_COLUMNS
 from lospmm.tuning.options import CHOICES, Options
@@ -141,6 +142,12 @@ class ModelQuery(TuningQuery):
     biases: bool = Field(
         default=False,
         description="Each kernel adds the bias that lies beside its weight in the model: fc.bias of fc.weight.",
+    )
+    min_sparsity: float = Field(
+        default=UNPRUNED,
+        ge=0,
+        le=1,
+        description="Layers with a smaller share of zeros are skipped, unless a layer table names them; 0 skips none.",
     )
     wait: float = Field(
         default=0.0, ge=0, le=MAX_WAIT, description="Seconds to wait for all layers; 0 answers at once."

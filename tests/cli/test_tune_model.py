@@ -340,18 +340,32 @@ def test_bad_layers_fail_alone_and_the_worst_decides(
     assert kinds == ["VerificationFailed", "VerificationFailed", "NothingFits"], "equal layers fail once"
 
 
-def test_weights_of_16_bits_and_those_that_are_not_pruned_are_noted(
-    tune_model: Callable[..., Answer], tmp_path: Path
+def test_weights_that_are_not_pruned_are_skipped(
+    tune_model: Callable[..., Answer], tunings: list[str], tmp_path: Path, set_environment: Callable[..., None]
 ) -> None:
-    """Of the elements by the first layer, before it is tuned; of the others once, in the end."""
-    dense = draw(4, 24, density=1)
-    layers = {"bad": np.full((4, 4), np.nan, np.float32), "fc.0": WEIGHTS, "fc.1": dense, "fc.2": dense}
+    """Also the last one, after which no kernel is written, and one with more nonzeros than are read."""
+    save_file({"embed": draw(8, 24, density=1), "fc": WEIGHTS, "head": draw(4, 24, density=1)}, tmp_path / "net.st")
+    set_environment("LOSPMM_MAX_NONZEROS", 100)
+    few = "fewer zeros than the 10% of min_sparsity"
+    shown = tune_model(tmp_path / "net.st", "--quiet", n="32,40").out
+    assert (shown.count(f"skipped: {few}"), len(tunings)) == (2, 2)
+    assert [layer["skipped"] for layer in report_in(tmp_path / "out")["layers"]] == [few, None, None, few]
+    above = tune_model(tmp_path / "net.st", "--quiet", "--min-sparsity", 0.9, out=tmp_path / "new")
+    assert (above.status, above.error) == (2, f"no layer is asked for: embed: {few.replace('10', '90')}")
+    assert not (tmp_path / "new").exists()
+    set_environment("LOSPMM_MAX_NONZEROS", 1000)
+    assert tune_model(tmp_path / "net.st", "--quiet", "--min-sparsity", 0).status == 0
+    assert [layer["sparsity"] for layer in report_in(tmp_path / "out")["layers"]][::2] == [0, 0]
+
+
+def test_weights_of_16_bits_are_noted(tune_model: Callable[..., Answer], tmp_path: Path) -> None:
+    """By the first layer, before it is tuned."""
+    layers = {"bad": np.full((4, 4), np.nan, np.float32), "fc.0": WEIGHTS}
     save_file({name: weights.astype(np.float16) for name, weights in layers.items()}, tmp_path / "net.safetensors")
     (tmp_path / "half.toml").write_text('[layers."fc.0"]\nn = 32\ndtype = "float16"\n')
     answer = tune_model(tmp_path / "net.safetensors", "--quiet", "--verify", "none", n="32,40")
     elements = "note: all weights are float16; B and C are float32 unless --dtype float16 says otherwise"
-    zeros = "note: no weight is 0 in fc.1, fc.2; a layer table (--layers) can skip layers"
-    assert [line for line in answer.err.splitlines() if line.startswith("note: ")] == [elements, zeros]
+    assert [line for line in answer.err.splitlines() if line.startswith("note: ")] == [elements]
     table = ("--layers", tmp_path / "half.toml", *H200, "--quiet", "--verify", "none", "--out", tmp_path / "half")
     assert process("tune-model", tmp_path / "net.safetensors", *table).err == ""
 

@@ -131,6 +131,15 @@ def test_refusals(text: bytes, says: str) -> None:
     assert str(error.value).startswith("layer table t.toml: ") and says in str(error.value)
 
 
+def test_few_zeros_skip_a_layer_without_a_row_of_its_own() -> None:
+    table = LayerTable({"own": LayerSpec(n=8), "*": LayerSpec(n=8)}, min_sparsity=0.5)
+    half, fewer = (MatrixFile(from_dense(np.array([row], np.float32)), "stored", "") for row in ([1, 0], [1, 1, 0]))
+    why = [table.why_unpruned(name, file) for name, file in (("a", half), ("own", fewer), ("a", fewer))]
+    assert why == [None, None, "fewer zeros than the 50% of min_sparsity"]
+    with pytest.raises(BadRequest, match="min_sparsity is 50: give a share of zeros"):
+        LayerTable({}, min_sparsity=50)
+
+
 def test_a_misspelt_row_is_noticed() -> None:
     table = LayerTable({"fc.*": LayerSpec(n=1), "conv.wieght": LayerSpec(n=1)})
     with pytest.raises(BadRequest, match=r"'conv.wieght' is none of the model's layers: fc.1, conv.weight"):

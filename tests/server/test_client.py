@@ -174,6 +174,13 @@ def test_several_columns_of_a_model(client: Client) -> None:
             client.tune_model(layers, wrong, device="h200")
 
 
+def test_weights_that_are_not_pruned_are_skipped(client: Client) -> None:
+    layers = {"embed": np.ones((4, 12)), "fc": weights(1)}
+    pruned, dense = client.tune_model(layers, 64, device="h200")
+    assert (pruned.name, dense.name, dense.skipped) == ("fc", "embed", "fewer zeros than the 10% of min_sparsity")
+    assert all(layer.kernel for layer in client.tune_model(layers, 64, device="h200", min_sparsity=0))
+
+
 def test_biases_of_a_model(client: Client, tmp_path: Path) -> None:
     bias = np.linspace(-1, 1, 4, dtype=np.float32)
     layers = {"blocks/0/w": weights(1), "plain": weights(1), "short": weights(1), "bad": weights(1)}

@@ -150,7 +150,7 @@ def test_the_form_posts_a_matrix_and_leads_to_its_job(client: TestClient, view: 
     form = page(client, "/")
     fields = [*form.all("input"), *form.all("select")]
     assert {field.get("name") for field in fields} == {
-        *("matrix", "tensor", "n", "device", "dtype", "values", "families", "layers")
+        *("matrix", "tensor", "n", "device", "dtype", "values", "families", "layers", "min_sparsity")
     }
     assert sorted(label["for"] or "" for label in form.all("label")) == sorted(field["id"] or "" for field in fields)
     files, asked = {"matrix": ("W.npy", b"a matrix")}, {"device": "h200", "trials": "proxy"}

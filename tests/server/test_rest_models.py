@@ -59,6 +59,18 @@ def test_every_weight_of_a_file_is_a_layer_and_equal_ones_are_tuned_once(
     assert client.get(answer.headers["location"]).json() == job
 
 
+def test_weights_that_are_not_pruned_are_skipped(client: TestClient, slow_toolkit: SlowToolkit) -> None:
+    slow_toolkit.gate.touch()
+    content = save_tensors({"embed": np.ones((4, 12), np.float32), "fc": weights(1)})
+    few = "fewer zeros than the 10% of min_sparsity"
+    layers = client.post(f"{POST}&wait=60", content=content).json()["layers"]
+    assert [(layer["state"], layer["skipped"]) for layer in layers] == [("skipped", few), ("succeeded", None)]
+    layers = client.post(f"{POST}&wait=60&min_sparsity=0", content=content).json()["layers"]
+    assert [layer["state"] for layer in layers] == ["succeeded", "succeeded"]
+    refused = client.post(POST, content=save_tensors({"embed": np.ones((4, 12), np.float32)}))
+    assert (refused.status_code, refused.json()["detail"]) == (400, f"no layer is asked for: embed: {few}")
+
+
 def test_an_onnx_model_with_its_layer_table(client: TestClient, slow_toolkit: SlowToolkit) -> None:
     slow_toolkit.gate.touch()
     content = onnx_product(batch=8)
