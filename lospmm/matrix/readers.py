@@ -336,6 +336,8 @@ def _reader(content: Content, name: str, tensor: str | None) -> Callable[[Conten
     if found is None:
         known = ", ".join(f".{kind}" for kind in READERS)
         fault = f"does not begin as a .{claimed} file does" if claimed in READERS else f"is none of {known}"
+        if name.endswith(".index.json"):
+            raise BadMatrix("lists the shards of a model; name their folder, or send the shards themselves")
         raise BadMatrix(f"{fault}: its first bytes are {content[:12]!r}; is it whole, and saved in that format?")
     if claimed in READERS and claimed != found:
         raise BadMatrix(f"the name says .{claimed} but the content is .{found}; rename the file")

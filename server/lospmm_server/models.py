@@ -5,6 +5,7 @@ A layer that cannot be read fails alone, with its name and a reason; equal layer
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
@@ -14,7 +15,7 @@ from starlette.datastructures import UploadFile
 from lospmm.errors import BadMatrix, BadRequest, printable
 from lospmm.matrix import readers
 from lospmm.matrix.mapped import Content, content_of
-from lospmm.matrix.readers import MatrixFile
+from lospmm.matrix.readers import MatrixFile, ModelTensors
 from lospmm.model.layer_table import ANY, LayerKernel, LayerSpec, LayerTable, columns_in, keys_given, parse_table
 from lospmm.problem.device import DeviceSpec
 from lospmm.problem.epilogue import check_rows, epilogue_of
@@ -168,25 +169,40 @@ def _request(kernel: LayerKernel, found: MatrixFile, wanted: _Wanted, bias: Uplo
 
 
 def _read(uploads: Sequence[UploadFile], seed: int, table: LayerTable) -> Iterator[Read]:
-    """Yield the layers' matrices. Raises BadMatrix for an unreadable model, BadRequest for equal names."""
-    content, file = content_of(uploads[0].file), uploads[0].filename or FIELD
-    if len(uploads) == 1 and readers.is_model(content):
-        held = readers.tensors_of_model(content, file)
-        skipped = table.skipped(list(held.weights), held.conv1d)
-        read = readers.read_model(content, file, [name for name in held.weights if name not in skipped])
-        for name in held.weights:
-            yield (name, skipped[name]) if name in skipped else next(read)
-        yield from held.others.items()
-        return
-    names = [_stem(upload.filename or FIELD) for upload in uploads]
-    if twice := {name for name in names if names.count(name) > 1}:
-        raise BadRequest(f"two files are called {min(twice)!r}: a layer is named by its file")
-    skipped = table.skipped(names)
-    for position, (name, upload) in enumerate(zip(names, uploads, strict=True)):
-        if name in skipped:
-            yield name, skipped[name]
-        else:
-            yield name, _matrix(content_of(upload.file) if position else content, upload.filename or FIELD, seed)
+    """Yield the layers' matrices, and last what is no weight.
+
+    Raises BadMatrix for an unreadable model that is alone, BadRequest for equal names.
+    """
+    parts = [(upload, _held(upload, is_alone=len(uploads) == 1)) for upload in uploads]
+    names = Counter(name for upload, held in parts for name in _layers(upload, held))
+    if twice := [name for name, times in names.items() if times > 1]:
+        raise BadRequest(f"two layers are called {min(twice)!r}: a layer is named by its weight or file")
+    for upload, held in parts:
+        content, file = content_of(upload.file), upload.filename or FIELD
+        skipped = table.skipped(_layers(upload, held), held.conv1d if held else ())
+        read = iter(()) if held is None else readers.read_model(content, file, held.weights.keys() - skipped)
+        for name in _layers(upload, held):
+            if name in skipped:
+                yield name, skipped[name]
+            else:
+                yield next(read, None) or (name, _matrix(content, file, seed))
+    for _, held in parts:
+        yield from held.others.items() if held else ()
+
+
+def _held(upload: UploadFile, *, is_alone: bool) -> ModelTensors | None:
+    """Return the tensors of a model's file, None of one that is a single layer. Raises as ``_read``."""
+    content, file = content_of(upload.file), upload.filename or FIELD
+    try:
+        return readers.tensors_of_model(content, file) if readers.is_model(content) else None
+    except BadMatrix:
+        if is_alone:
+            raise
+        return None  # reading it as a layer says why
+
+
+def _layers(upload: UploadFile, held: ModelTensors | None) -> list[str]:
+    return [_stem(upload.filename or FIELD)] if held is None else list(held.weights)
 
 
 def _matrix(content: Content, name: str, seed: int) -> MatrixFile | BadMatrix:

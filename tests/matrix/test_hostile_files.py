@@ -52,6 +52,7 @@ def layout(name, **arrays):
 REFUSED = {
     "empty": ("a.npz", b"", "is empty"),
     "wrong magic": ("a.npy", b"GIF89a, not a matrix", "does not begin as a .npy file does"),
+    "shards": ("a.safetensors.index.json", b'{"weight_map": {}}', "lists the shards of a model; name their folder"),
     "no magic": ("a.dat", b"GIF89a, not a matrix", "is none of .npz, .npy, .mtx, .safetensors, .smtx"),
     "suffix": ("a.npz", saved(np.save, EYE), "the name says .npz but the content is .npy; rename"),
     "pytorch": ("a.pt", npz([("archive/data.pkl", b"x")]), "truncated or damaged file of torch.save"),

@@ -71,6 +71,18 @@ def test_weights_that_are_not_pruned_are_skipped(client: TestClient, slow_toolki
     assert (refused.status_code, refused.json()["detail"]) == (400, f"no layer is asked for: embed: {few}")
 
 
+def test_the_shards_of_a_model(client: TestClient, slow_toolkit: SlowToolkit) -> None:
+    """Also with one weight; one that cannot be read fails alone, and a matrix file is a layer beside them."""
+    slow_toolkit.gate.touch()
+    shards = [("1", two_equal_and_one()), ("2", save_tensors({"head": weights(3)})), ("3", two_equal_and_one()[:-1])]
+    files = [("matrix", (f"{name}.safetensors", content)) for name, content in shards]
+    job = client.post(f"{POST}&wait=60", files=[*files, ("matrix", ("last.npy", npy_file()))]).json()
+    states = {layer["name"]: layer["state"] for layer in job["layers"]}
+    assert list(states) == ["fc.0", "fc.1", "fc.2", "head", "3", "last", "bias", "steps"]
+    assert [name for name, state in states.items() if state == "succeeded"] == ["fc.0", "fc.1", "fc.2", "head", "last"]
+    assert (job["state"], states["3"]) == ("partial", "failed")
+
+
 def test_an_onnx_model_with_its_layer_table(client: TestClient, slow_toolkit: SlowToolkit) -> None:
     slow_toolkit.gate.touch()
     content = onnx_product(batch=8)
@@ -226,7 +238,7 @@ def test_a_file_of_which_nothing_can_be_used(
     ("files", "status", "says"),
     [
         ([("other", ("W.npy", npy_file()))], 400, "expected 1 to 2000 files, in the field 'matrix'"),
-        ([("matrix", ("a/W.npy", npy_file())), ("matrix", ("b/W.npy", npy_file()))], 400, "two files are called 'W'"),
+        ([("matrix", ("a/W.npy", npy_file())), ("matrix", ("b/W.npy", npy_file()))], 400, "two layers are called 'W'"),
     ],
 )
 def test_hostile_forms(shared: TestClient, files: list[tuple[str, object]], status: int, says: str) -> None:
