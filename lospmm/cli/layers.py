@@ -1,6 +1,7 @@
 """``lospmm layers``: write the layer table of a PyTorch or ONNX model."""
 
 import runpy
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -68,13 +69,16 @@ def _of_python(model: str, example: list[str], min_sparsity: float) -> LayerTabl
     with extra_needed("torch", "lospmm layers"):
         from lospmm.nn import table as tables
     inputs = tuple(tables.input_of(text) for text in example)
-    built = _built(path, name)
+    sys.path.insert(0, own := str(Path(path).resolve().parent))  # as `python FILE` does, for what lies beside it
     try:
+        built = _built(path, name)
         return tables.layers(built, inputs, min_sparsity=min_sparsity)
     except LospmmError:
         raise
     except Exception as error:  # the model may raise anything
         raise BadRequest(f"{model}: cannot be run on the example {' '.join(example)}: {_reason(error)}") from error
+    finally:
+        sys.path.remove(own)
 
 
 def _built(path: str, name: str) -> Any:

@@ -242,7 +242,9 @@ def _read(folder: Path) -> _ModelEntry:
     try:
         text = file.read_bytes()
     except OSError as error:
-        raise BadRequest(f"{file}: cannot be read: {error.strerror}; name a folder that save wrote") from None
+        raise BadRequest(
+            f"{file}: cannot be read: {error.strerror}; name a folder that save or tune-model wrote"
+        ) from None
     try:
         content = _MODEL.validate_json(text)
     except ValidationError as error:

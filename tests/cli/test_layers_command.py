@@ -31,7 +31,8 @@ def broken():
 
 @pytest.mark.usefixtures("own_cache")
 def test_the_command(lospmm_command: Command, tmp_path: Path) -> None:
-    (tmp_path / "model.py").write_text(MODEL)
+    (tmp_path / "model.py").write_text(f"import beside_the_model\n{MODEL}")
+    (tmp_path / "beside_the_model.py").write_text("")
     table, net = tmp_path / "layers.toml", tmp_path / "net.safetensors"
     written = lospmm_command("layers", f"{tmp_path}/model.py:build", "--example", "2x3x8x8", "--out", table)
     assert (written.status, written.err) == (0, f"{table}: 2 layers to tune, 0 skipped\n")

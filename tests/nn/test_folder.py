@@ -76,7 +76,7 @@ def test_layers_that_do_not_fit_are_dense_with_a_reason(saved: Path) -> None:
 @pytest.mark.parametrize(
     ("harm", "words"),
     [
-        (lambda folder: (folder / MODEL_FILE).unlink(), "name a folder that save wrote"),
+        (lambda folder: (folder / MODEL_FILE).unlink(), "name a folder that save or tune-model wrote"),
         (lambda folder: (folder / MODEL_FILE).write_text("{"), "is damaged"),
         (lambda folder: (folder / MODEL_FILE).write_text('{"schema": 1}'), "is damaged"),
         (lambda folder: (folder / MODEL_FILE).write_text('{"schema": 9, "layers": []}'), "schema 9"),
