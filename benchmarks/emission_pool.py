@@ -23,7 +23,8 @@ from typing import Any, Self, TypeVar
 
 from lospmm.errors import BadRequest, ToolchainFault, Unsupported
 from lospmm.families.candidate import unrolled
-from lospmm.problem.problem import Launch, Problem
+from lospmm.problem.launch import Launch
+from lospmm.problem.problem import Problem
 from lospmm.settings import settings
 from lospmm.space.candidates import Schedule, TileSize, Tiling, UnrolledPlan
 from lospmm.store import Store
@@ -133,7 +134,7 @@ def _build_kernel(path: str, plain: Sequence[tuple[TileSize, Schedule]], emitter
         built = build(problem, unrolled(candidate), emitter, store=Store(settings().cache_dir), workers=1)
     except (ToolchainFault, Unsupported) as error:
         return str(error)
-    return [Kernel(built.binary.cubin, built.compiled.entry, built.launch, core_seconds() - started)]
+    return [Kernel(built.binary.cubin, built.compiled.entry, built.compiled.launch, core_seconds() - started)]
 
 
 def _build_proxies(path: str, plain: Sequence[tuple[TileSize, Schedule]], emitter: str) -> list[Kernel] | str:

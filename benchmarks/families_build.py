@@ -18,7 +18,8 @@ from benchmarks.families_cases import Case, draw, problem_of
 from lospmm.families import FAMILIES, ONE_COPY, Family
 from lospmm.families.candidate import CODED_FAMILIES
 from lospmm.families.traits import traits_of
-from lospmm.problem.problem import Launch, Problem
+from lospmm.problem.launch import Launch
+from lospmm.problem.problem import Problem
 from lospmm.problem.values import VALUE_TYPES
 from lospmm.settings import settings
 from lospmm.store import Store

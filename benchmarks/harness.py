@@ -22,7 +22,8 @@ from lospmm.gpu.protocol import Driver
 from lospmm.gpu.timing import FULL, Effort, copies_beyond_l2, time_rotating
 from lospmm.matrix.csr import SparseMatrix
 from lospmm.problem.dtype import Dtype
-from lospmm.problem.problem import Launch, Problem
+from lospmm.problem.launch import Launch
+from lospmm.problem.problem import Problem
 from lospmm.space.candidates import UnrolledPlan, UnrolledPlans
 from lospmm.store import Store
 from lospmm.toolchain.compile import Compiled, compile_kernel

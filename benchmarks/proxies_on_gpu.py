@@ -125,7 +125,7 @@ def _made(make: Callable[..., Kernel], *given: Any) -> Kernel | str:
 def _kernel(problem: Problem, candidate: UnrolledPlan, emitter: str, store: Store) -> Kernel:
     built = build(problem, unrolled(candidate), emitter, store=store, workers=1)
     assert built.program is not None, "it was lowered here"
-    return Kernel(built.binary.cubin, built.program.name, built.launch, 0.0, 1.0, _instructions(built.program))
+    return Kernel(built.binary.cubin, built.program.name, built.compiled.launch, 0.0, 1.0, _instructions(built.program))
 
 
 def _proxy(problem: Problem, candidate: UnrolledPlan, emitter: str, store: Store) -> Kernel:

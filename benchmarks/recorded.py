@@ -19,7 +19,8 @@ from lospmm.gpu.compare import compare
 from lospmm.gpu.detect import own_gpu_id
 from lospmm.gpu.exclusive import exclusive
 from lospmm.matrix.csr import SparseMatrix
-from lospmm.problem.problem import Launch, Problem
+from lospmm.problem.launch import Launch
+from lospmm.problem.problem import Problem
 from lospmm.settings import settings
 from lospmm.space.candidates import Schedule, TileSize, UnrolledPlan
 from lospmm.space.reorder import regroup
@@ -74,7 +75,7 @@ def built(problem: Problem, line: Record) -> tuple[Record, Compiled]:
         **{name: getattr(kernel.binary, name) for name in ("toolchain", "registers", "code_bytes")},
         "cubin_family": family,
         "emitter": kernel.language,
-        "launch": shape(kernel.launch),
+        "launch": shape(kernel.compiled.launch),
     }
     return about, kernel.compiled
 

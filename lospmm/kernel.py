@@ -20,7 +20,8 @@ from lospmm.gpu.protocol import Driver
 from lospmm.model.report import read_report
 from lospmm.problem.convolution import Convolution
 from lospmm.problem.epilogue import epilogue_of
-from lospmm.problem.problem import Launch, Problem, ceil_div, columns_of
+from lospmm.problem.launch import Launch
+from lospmm.problem.problem import Problem, ceil_div, columns_of
 from lospmm.problem.weights import Weights, flattened, matrix_and_values
 
 

@@ -80,7 +80,7 @@ def launch_each() -> None:
             problem = for_emitter(Problem(matrix, N, device), EMITTER)
             built = build(problem, unrolled(_candidate(matrix)), EMITTER, store=Store(Path(directory)), workers=1)
             function = driver.load(built.binary.cubin, built.compiled.entry)
-            driver.launch(function, built.launch, (np.uint64(b), np.uint64(c)))
+            driver.launch(function, built.compiled.launch, (np.uint64(b), np.uint64(c)))
             driver.synchronize()
     driver.close()
 

@@ -27,7 +27,8 @@ from lospmm.problem.convolution import Convolution, convolution_of
 from lospmm.problem.device import DeviceSpec
 from lospmm.problem.dtype import dtype_named
 from lospmm.problem.epilogue import Epilogue, epilogue_of
-from lospmm.problem.problem import Launch, Problem
+from lospmm.problem.launch import Launch
+from lospmm.problem.problem import Problem
 from lospmm.problem.values import VALUE_TYPES
 
 Found = TypeVar("Found")

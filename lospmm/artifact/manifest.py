@@ -11,6 +11,7 @@ from lospmm.errors import BadRequest
 from lospmm.problem.accuracy import ACCURACY, Accuracy
 from lospmm.problem.convolution import Convolution
 from lospmm.problem.dtype import check_sums, dtype_named
+from lospmm.problem.launch import Launch
 
 SCHEMA = 2
 MANIFEST_FILE = "manifest.json"
@@ -67,15 +68,6 @@ class DenseSummary:
     micros: float | None
     max_relative_error: float | None
     forecast_micros: float
-
-
-@dataclass(frozen=True, slots=True)
-class LaunchConfig:
-    """The launch of a kernel."""
-
-    grid: tuple[PositiveInt, PositiveInt, PositiveInt]
-    block: PositiveInt
-    shared_bytes: NonNegativeInt
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +193,7 @@ class Manifest:
     emitter: str
     toolchain: str
     tile: Tile | None  # null of a packed kernel
-    launch: LaunchConfig
+    launch: Launch
     arguments: tuple[Argument, ...]
     registers: int
     spill_bytes: int

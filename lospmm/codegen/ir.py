@@ -45,7 +45,8 @@ from lospmm.problem.convolution import Convolution, guard_bits, row_elements
 from lospmm.problem.dtype import FLOAT32, FLOAT_BYTES, Dtype
 from lospmm.problem.epilogue import PLAIN, Epilogue
 from lospmm.problem.lanes import SINGLE, Lanes
-from lospmm.problem.problem import Launch, ceil_div
+from lospmm.problem.launch import Launch
+from lospmm.problem.problem import ceil_div
 
 
 @dataclass(frozen=True, slots=True, eq=False)

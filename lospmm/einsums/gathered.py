@@ -16,7 +16,8 @@ from lospmm.einsums.shapes import shape_of_text
 from lospmm.families.packed import TEMPLATES, PackedKernel, pack, source_of_prelude
 from lospmm.problem.dtype import Dtype
 from lospmm.problem.epilogue import PLAIN
-from lospmm.problem.problem import Launch, ceil_div
+from lospmm.problem.launch import Launch
+from lospmm.problem.problem import ceil_div
 
 FORM = "O[o[p],f] += I[i[p],c] * W[w[p],c,f]"
 

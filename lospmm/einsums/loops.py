@@ -18,7 +18,8 @@ from lospmm.errors import Unsupported
 from lospmm.families.packed import PLACES, PackedKernel, pack, source_of_prelude
 from lospmm.problem.dtype import Dtype
 from lospmm.problem.epilogue import PLAIN
-from lospmm.problem.problem import Launch, ceil_div
+from lospmm.problem.launch import Launch
+from lospmm.problem.problem import ceil_div
 
 THREADS = 256
 ENTRY = "lospmm_einsum"

@@ -28,7 +28,8 @@ from lospmm.families.pieces import (
     share_of_pairs,
 )
 from lospmm.families.traffic import LAUNCH_MICROS
-from lospmm.problem.problem import Launch, Problem, ceil_div
+from lospmm.problem.launch import Launch
+from lospmm.problem.problem import Problem, ceil_div
 from lospmm.problem.values import pair_bytes
 
 SHAPES = tuple(PieceShape(tiles, depth) for tiles, depth in product((1, 2, 4), (64, 128)) if tiles * depth >= 2 * UNIT)

@@ -26,7 +26,8 @@ from lospmm.families.pieces import (
 )
 from lospmm.families.row_block import ROWS, grid_of, registers_of, threads_of
 from lospmm.families.warpgroups import ARCH
-from lospmm.problem.problem import Launch, Problem, ceil_div
+from lospmm.problem.launch import Launch
+from lospmm.problem.problem import Problem, ceil_div
 from lospmm.problem.values import pair_bytes
 
 GROUPS = (1, 2)

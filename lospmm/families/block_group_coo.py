@@ -20,7 +20,8 @@ from lospmm.families.traffic import L2_BYTES_PER_CYCLE_AND_SM, Traffic, micros_o
 from lospmm.matrix.csr import SparseMatrix
 from lospmm.problem.device import DeviceSpec
 from lospmm.problem.dtype import DTYPES, Dtype
-from lospmm.problem.problem import Launch, Problem, ceil_div
+from lospmm.problem.launch import Launch
+from lospmm.problem.problem import Problem, ceil_div
 
 #: The least density of blocks that are multiplied densely.
 MIN_FILL = 0.25

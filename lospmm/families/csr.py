@@ -23,7 +23,8 @@ from lospmm.families.lists import (
 )
 from lospmm.families.packed import PackedKernel, pack, source_of_template
 from lospmm.families.traffic import gather_micros
-from lospmm.problem.problem import Launch, Problem, ceil_div
+from lospmm.problem.launch import Launch
+from lospmm.problem.problem import Problem, ceil_div
 
 WARPS = (4, 8)
 

@@ -15,7 +15,8 @@ from lospmm.families.groups import group_counts, make_groups, make_rows, row_sta
 from lospmm.families.lists import grid_of
 from lospmm.families.packed import PackedKernel, pack, source_of_template
 from lospmm.families.traffic import LAUNCH_MICROS, Traffic, micros_of
-from lospmm.problem.problem import Launch, Problem, ceil_div
+from lospmm.problem.launch import Launch
+from lospmm.problem.problem import Problem, ceil_div
 
 GROUPS = (4, 8, 16, 32, 64)
 WARPS = (4, 8, 16)

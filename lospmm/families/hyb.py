@@ -17,7 +17,8 @@ from lospmm.families.lists import WARP, Lane, common_settings, entry_words, grid
 from lospmm.families.packed import PackedKernel, pack, source_of_template
 from lospmm.families.traffic import gather_micros
 from lospmm.matrix.csr import SparseMatrix
-from lospmm.problem.problem import Launch, Problem, ceil_div
+from lospmm.problem.launch import Launch
+from lospmm.problem.problem import Problem, ceil_div
 
 WARPS = (4, 16)
 GROUPS = (2, 4, 8)

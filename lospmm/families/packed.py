@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from lospmm.problem.dtype import DTYPES, Dtype
 from lospmm.problem.epilogue import Epilogue
-from lospmm.problem.problem import Launch
+from lospmm.problem.launch import Launch
 
 TEMPLATES = Path(__file__).parent / "templates"
 

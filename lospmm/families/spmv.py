@@ -19,7 +19,8 @@ from lospmm.families.coded import coded_refusal, scales_of, settings_of
 from lospmm.families.lists import WARP
 from lospmm.families.packed import DATA_ALIGNMENT_BYTES, PLACES, PackedKernel, pack, source_of_template
 from lospmm.families.traffic import LAUNCH_MICROS
-from lospmm.problem.problem import Launch, Problem, ceil_div
+from lospmm.problem.launch import Launch
+from lospmm.problem.problem import Problem, ceil_div
 from lospmm.problem.values import ValueType
 
 #: Elements of a lane in a unit, and the most columns of its bank from one to the next: four bits.

@@ -24,7 +24,8 @@ from lospmm.families.row_block import ROWS, WARPGROUP, threads_of
 from lospmm.families.warpgroups import ARCH, columns_of_a_block, waves_of
 from lospmm.matrix.csr import SparseMatrix
 from lospmm.problem.dtype import Dtype
-from lospmm.problem.problem import Launch, Problem, ceil_div
+from lospmm.problem.launch import Launch
+from lospmm.problem.problem import Problem, ceil_div
 
 GROUPS = (1, 2, 3)
 COLS = (64, 128, 192, 256)

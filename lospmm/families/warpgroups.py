@@ -19,7 +19,8 @@ from lospmm.families.lists import MAX_GRID_SIDE
 from lospmm.families.packed import PackedKernel, pack, source_of_template
 from lospmm.families.traffic import LAUNCH_MICROS
 from lospmm.matrix.csr import SparseMatrix
-from lospmm.problem.problem import Launch, Problem, ceil_div
+from lospmm.problem.launch import Launch
+from lospmm.problem.problem import Problem, ceil_div
 
 ROWS = (64, 96, 128, 192, 256)
 GROUPS = (1, 2, 3)

@@ -24,8 +24,9 @@ from lospmm.gpu.messages import Answer, CacheState, Measure, Measurement, Prepar
 from lospmm.gpu.process import WORKER, WorkerLost, WorkerProcess
 from lospmm.gpu.timing import BRIEF, FULL, MAX_COPIES, Effort, Timing
 from lospmm.problem.accuracy import tolerance_of, weights_held_to
+from lospmm.problem.launch import Launch
 from lospmm.problem.operands import exponent_of_b
-from lospmm.problem.problem import Launch, Problem
+from lospmm.problem.problem import Problem
 from lospmm.settings import settings
 from lospmm.store import Store
 from lospmm.toolchain.compile import compile_kernel

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from lospmm.errors import GpuFault
 from lospmm.gpu.bindings import GraphDriver, check, faults_named
-from lospmm.gpu.protocol import SHARED_BYTES_UNASKED, Driver, Function, LaunchShape
+from lospmm.gpu.protocol import SHARED_BYTES_UNASKED, Driver, Function
+from lospmm.problem.launch import Launch
 
 _REGISTERS = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NUM_REGS
 _SHARED_BYTES = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -99,7 +100,7 @@ class CudaCoreDriver(GraphDriver):
         check(cu.cuMemcpyDtoDAsync(to, address, size, self.stream))
 
     @faults_named()
-    def launch(self, function: Function, shape: LaunchShape, arguments: Sequence[np.generic]) -> None:
+    def launch(self, function: Function, shape: Launch, arguments: Sequence[np.generic]) -> None:
         """Launch a kernel on the stream."""
         if shape.shared_bytes > SHARED_BYTES_UNASKED:
             check(cu.cuKernelSetAttribute(_SHARED_BYTES, shape.shared_bytes, function.handle.handle, 0))

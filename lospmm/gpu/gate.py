@@ -30,7 +30,7 @@ from lospmm.gpu.operands import (
 )
 from lospmm.gpu.protocol import Driver, Function
 from lospmm.problem.accuracy import off_by
-from lospmm.problem.problem import Launch
+from lospmm.problem.launch import Launch
 
 CHECK_ENTRY = "lospmm_check"
 DIFFER_ENTRY = "lospmm_differ"

@@ -13,8 +13,9 @@ from typing import Any, TypeAlias
 from lospmm.artifact.artifact import Artifact
 from lospmm.errors import GpuFault
 from lospmm.gpu.libraries.dense import CublasKernel
-from lospmm.gpu.protocol import SHARED_BYTES_UNASKED, Driver, LaunchShape
+from lospmm.gpu.protocol import SHARED_BYTES_UNASKED, Driver
 from lospmm.problem.dtype import dtype_named
+from lospmm.problem.launch import Launch
 
 #: CUfunction_attribute of the driver API.
 _MAX_DYNAMIC_SHARED_SIZE_BYTES = 8
@@ -48,7 +49,7 @@ class _Frame:
 
     __slots__ = ("at_config", "at_pointers", "config", "pointers", "values")
 
-    def __init__(self, shape: LaunchShape) -> None:
+    def __init__(self, shape: Launch) -> None:
         x, y, z = shape.grid
         self.config = _Config(x, y, z, shape.block, 1, 1, shape.shared_bytes, None, None, 0)
         self.values = (ctypes.c_uint64 * _POINTERS)()
@@ -62,12 +63,12 @@ class Launcher:
 
     __slots__ = ("_call", "_frames", "_function", "_module", "_shape")
 
-    def __init__(self, cubin: bytes, entry: str, shape: LaunchShape) -> None:
+    def __init__(self, cubin: bytes, entry: str, shape: Launch) -> None:
         self._module = ctypes.c_void_p()
         _check(_library().cuModuleLoadData(ctypes.byref(self._module), cubin))
         self._take(entry, shape)
 
-    def _take(self, entry: str, shape: LaunchShape) -> None:
+    def _take(self, entry: str, shape: Launch) -> None:
         library = _library()
         self._function, self._shape = ctypes.c_void_p(), shape
         _check(library.cuModuleGetFunction(ctypes.byref(self._function), self._module, entry.encode()))
@@ -98,14 +99,14 @@ class Launcher:
             _check(status)
         return True
 
-    def shaped(self, shape: LaunchShape) -> "Launcher":
+    def shaped(self, shape: Launch) -> "Launcher":
         """Return the same code with another grid; it is unloaded with this one."""
         other = object.__new__(Launcher)
         other._module, other._function, other._call = self._module, self._function, self._call
         other._shape, other._frames = shape, [_Frame(shape)]
         return other
 
-    def beside(self, entry: str, shape: LaunchShape) -> "Launcher":
+    def beside(self, entry: str, shape: Launch) -> "Launcher":
         """Return another kernel of the same cubin; it is unloaded with this one. Raises GpuFault."""
         other = object.__new__(Launcher)
         other._module = self._module

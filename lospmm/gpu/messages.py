@@ -20,7 +20,7 @@ from lospmm.gpu.timing import FULL, MAX_COPIES, Effort, Timing
 from lospmm.problem.accuracy import Tolerance
 from lospmm.problem.convolution import Convolution
 from lospmm.problem.dtype import FLOAT32, Dtype
-from lospmm.problem.problem import Launch
+from lospmm.problem.launch import Launch
 
 #: Before every message: a mark, which stray output lacks, and the length in bytes.
 HEADER = struct.Struct("<8sQ")

@@ -13,7 +13,7 @@ from lospmm.gpu.messages import CacheState
 from lospmm.gpu.operands import DeviceOperands, padded_b_bytes
 from lospmm.gpu.protocol import Driver
 from lospmm.gpu.timing import Effort, Timing, time_behind, time_rotating
-from lospmm.problem.problem import Launch
+from lospmm.problem.launch import Launch
 
 #: Bytes that a thread of gate.cu's copy moves.
 WORD_BYTES = 16

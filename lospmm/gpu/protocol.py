@@ -7,6 +7,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from lospmm.problem.launch import Launch
+
 #: The alignment of what ``allocate`` returns (CUDA C++ Programming Guide, "Device Memory Accesses").
 ALIGNMENT_BYTES = 256
 
@@ -30,115 +32,73 @@ class Graph:
     handle: Any
 
 
-class LaunchShape(Protocol):
-    """The grid, block and shared memory of a launch.
-
-    ``lospmm.problem.problem.Launch`` is one; a driver knows no more of it than this.
-    """
-
-    @property
-    def grid(self) -> tuple[int, int, int]:
-        """The blocks in x, y and z."""
-        ...
-
-    @property
-    def block(self) -> int:
-        """The threads of a block."""
-        ...
-
-    @property
-    def shared_bytes(self) -> int:
-        """The dynamic shared memory of a block."""
-        ...
-
-
 class Driver(Protocol):
     """One GPU, its primary context, and one non-blocking stream on which everything runs in order."""
 
     @property
     def name(self) -> str:
         """Its row in ``DRIVERS``."""
-        ...
 
     @property
     def stream(self) -> int:
         """The stream, a CUstream, as an integer: what cuSPARSE, cuBLAS and torch take."""
-        ...
 
     def device_name(self) -> str:
         """Return the name of the GPU, as in "NVIDIA H200"."""
-        ...
 
     def driver_version(self) -> tuple[int, int]:
         """Return the newest CUDA that the driver supports, as in (13, 0)."""
-        ...
 
     def l2_bytes(self) -> int:
         """Return the size of the L2 cache."""
-        ...
 
     def memory_bytes(self) -> tuple[int, int]:
         """Return the free memory, which all processes share, and all of it."""
-        ...
 
     def bus_id(self) -> str:
         """Return the GPU's PCI address, as in "0000:1B:00.0": the name that NVML knows it by too."""
-        ...
 
     def load(self, image: bytes, entry: str) -> Function:
         """Load the kernel ``entry`` of a cubin."""
-        ...
 
     def allocate(self, size: int) -> int:
         """Allocate ``size`` bytes at a multiple of ``ALIGNMENT_BYTES``, until ``free`` or ``close``."""
-        ...
 
     def free(self, address: int) -> None:
         """Free what ``allocate`` returned."""
-        ...
 
     def upload(self, address: int, array: NDArray[Any]) -> None:
         """Copy a contiguous array to the GPU. Returns when it has been read."""
-        ...
 
     def download(self, array: NDArray[Any], address: int) -> None:
         """Fill a contiguous array from the GPU, once all work on the stream is done."""
-        ...
 
     def fill(self, address: int, word: int, count: int) -> None:
         """Set ``count`` 32-bit words, on the stream."""
-        ...
 
     def copy(self, to: int, address: int, size: int) -> None:
         """Copy ``size`` bytes from one place on the GPU to another, on the stream."""
-        ...
 
-    def launch(self, function: Function, shape: LaunchShape, arguments: Sequence[np.generic]) -> None:
+    def launch(self, function: Function, shape: Launch, arguments: Sequence[np.generic]) -> None:
         """Start a kernel on the stream.
 
         Each argument is passed with its own size: an address is ``np.uint64``.
         """
-        ...
 
     def capture(self, enqueue: Callable[[], None]) -> Graph:
         """Capture what ``enqueue`` puts on the stream, without running it.
 
         It has run once before, and allocates nothing.
         """
-        ...
 
     def replay_micros(self, graph: Graph) -> float:
         """Run a graph once; return the microseconds between two events before and after it."""
-        ...
 
     def discard(self, graph: Graph) -> None:
         """Free a graph."""
-        ...
 
     def synchronize(self) -> None:
         """Wait for the stream. If a kernel has failed, this raises."""
-        ...
 
     def close(self) -> None:
         """Free what was allocated, and let go of the stream and the context."""
-        ...

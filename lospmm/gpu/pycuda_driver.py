@@ -11,7 +11,8 @@ import pycuda.driver as cuda
 from numpy.typing import NDArray
 
 from lospmm.gpu.bindings import GraphDriver, faults_named
-from lospmm.gpu.protocol import SHARED_BYTES_UNASKED, Driver, Function, LaunchShape
+from lospmm.gpu.protocol import SHARED_BYTES_UNASKED, Driver, Function
+from lospmm.problem.launch import Launch
 
 #: CU_STREAM_NON_BLOCKING, for which PyCUDA has no name.
 _NON_BLOCKING = 1
@@ -104,7 +105,7 @@ class PycudaDriver(GraphDriver):
         cuda.memcpy_dtod_async(to, address, size, self._stream)
 
     @faults_named()
-    def launch(self, function: Function, shape: LaunchShape, arguments: Sequence[np.generic]) -> None:
+    def launch(self, function: Function, shape: Launch, arguments: Sequence[np.generic]) -> None:
         """Launch a kernel on the stream."""
         kernel = function.handle
         if shape.shared_bytes > SHARED_BYTES_UNASKED:

@@ -13,10 +13,10 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from lospmm.artifact.manifest import LaunchConfig
 from lospmm.errors import BadRequest, LospmmError, printable
 from lospmm.gpu.libraries import DENSE_OF
 from lospmm.matrix.layers import REPORT_FILE, folder_of, kernel_name
+from lospmm.problem.launch import Launch
 
 SCHEMA = 1
 
@@ -45,7 +45,7 @@ class LayerReport:
     digest: str | None = None
     cubin_sha256: str | None = None
     entry: str | None = None  # of the cubin
-    launch: LaunchConfig | None = None
+    launch: Launch | None = None
     m: int | None = None
     k: int | None = None
     n: int | None = None
@@ -167,7 +167,7 @@ def succeeded(name: str, folder: str, digest: str | None, manifest: Mapping[str,
         digest=digest,
         cubin_sha256=manifest["cubin_sha256"],
         entry=manifest["name"],
-        launch=LaunchConfig(**{**manifest["launch"], "grid": tuple(manifest["launch"]["grid"])}),
+        launch=Launch(**{**manifest["launch"], "grid": tuple(manifest["launch"]["grid"])}),
         m=manifest["m"],
         k=manifest["k"],
         n=manifest["n"],
@@ -217,7 +217,7 @@ def launch_table(layers: Sequence[LayerReport]) -> str:
     return "".join("\t".join(line) + "\n" for line in lines)
 
 
-def _launched(layer: LayerReport, launch: LaunchConfig) -> tuple[str, ...]:
+def _launched(layer: LayerReport, launch: Launch) -> tuple[str, ...]:
     sizes = (layer.m, layer.k, layer.n, *launch.grid, launch.block, launch.shared_bytes)
     return (str(layer.entry), *map(str, sizes), layer.folder, printable(layer.name))
 

@@ -26,7 +26,7 @@ from lospmm.gpu.launcher import Launcher
 from lospmm.matrix.csr import from_dense
 from lospmm.nn.package import Package
 from lospmm.problem.dtype import DTYPES, FLOAT32, Dtype
-from lospmm.problem.problem import Launch
+from lospmm.problem.launch import Launch
 
 #: What selects a kernel: operand shape, ReLU or not, residual or not, and (stride, padding, dilation) of a convolution.
 Call = tuple[tuple[int, ...], bool, bool, tuple[int, ...]]

@@ -14,7 +14,7 @@ from torch import Tensor
 from lospmm import gpu
 from lospmm.errors import GpuFault
 from lospmm.gpu.launcher import Launcher
-from lospmm.problem.problem import Launch
+from lospmm.problem.launch import Launch
 
 #: Entries of the kernels for elements of 32 and of 16 bits.
 ENTRIES = "lospmm_transpose", "lospmm_transpose_16"

@@ -4,7 +4,7 @@ Names are the paper's, once: A (M x K) and B (K x N) give C (M x N); a tile size
 the set of them, SA_tile, is a ``Tiling``; nnz counts nonzeros, nnc non-empty columns.
 """
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -132,18 +132,3 @@ def _check_convolution(convolution: Convolution, matrix: SparseMatrix, n: int) -
         raise BadRequest(f"n is {n}, and the convolution has {convolution.n} output pixels in its batch")
     if matrix.m * convolution.pixels >= MAX_IMAGE_ELEMENTS:
         raise BadRequest(f"convolution: an image of the output has {MAX_IMAGE_ELEMENTS} elements or more")
-
-
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """Launch configuration of a kernel."""
-
-    grid: tuple[int, int, int]
-    block: int  # threads
-    shared_bytes: int = 0
-
-    def narrowed(self, words: int) -> "Launch":
-        """Return the launch of only the column blocks of the first ``words``, one word a thread."""
-        x, block_rows, _ = self.grid
-        blocks = ceil_div(words, self.block)
-        return replace(self, grid=(min(x, blocks), block_rows, ceil_div(blocks, x)))

@@ -17,7 +17,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 
 from lospmm.codegen.emission import Emission
-from lospmm.problem.problem import Launch
+from lospmm.problem.launch import Launch
 from lospmm.store import Store
 from lospmm.toolchain import elf, lifetime
 from lospmm.toolchain.compilers import COMPILERS, Compiler, of_whole_programs

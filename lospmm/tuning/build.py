@@ -16,7 +16,7 @@ from lospmm.families.candidate import Candidate
 from lospmm.families.packed import PackedKernel
 from lospmm.problem.dtype import Dtype
 from lospmm.problem.lanes import Lanes
-from lospmm.problem.problem import Launch, Problem
+from lospmm.problem.problem import Problem
 from lospmm.store import Store, made_together
 from lospmm.toolchain.compile import Binary, Compiled, compile_kernel
 from lospmm.toolchain.template import emission_of
@@ -39,11 +39,6 @@ class Build:
     program: KernelProgram | None = None
     emission: Emission | None = None
     source: str | None = None  # the text shipped with the cubin; None: not written yet
-
-    @property
-    def launch(self) -> Launch:
-        """Grid, block and shared memory."""
-        return self.compiled.launch
 
 
 def build(

@@ -6,7 +6,8 @@ from types import MappingProxyType
 
 from lospmm.codegen import emit
 from lospmm.codegen.ir import KernelProgram
-from lospmm.problem.problem import Launch, Problem
+from lospmm.problem.launch import Launch
+from lospmm.problem.problem import Problem
 from lospmm.space.candidates import UnrolledPlan
 from lospmm.store import Store
 from lospmm.toolchain.compile import compile_kernel

@@ -10,7 +10,6 @@ from lospmm.artifact.manifest import (
     Added,
     Argument,
     FamilySummary,
-    LaunchConfig,
     Manifest,
     PlanSummary,
     SearchSummary,
@@ -75,14 +74,14 @@ def manifest(outcome: Outcome, seconds: dict[str, float]) -> Manifest:
 
 def record_of(problem: Problem, build: Build) -> dict[str, Any]:
     """Return the fields of the manifest that a build decides, whatever the search was."""
-    binary, shape = build.binary, build.launch
+    binary = build.binary
     return {
         "version": __version__,
         "name": build.compiled.entry,
         "arch": problem.device.arch,
         "emitter": build.language,
         "toolchain": binary.toolchain,
-        "launch": LaunchConfig(shape.grid, shape.block, shape.shared_bytes),
+        "launch": build.compiled.launch,
         "arguments": _arguments(problem, build),
         "registers": binary.registers,
         "spill_bytes": binary.spill_bytes,

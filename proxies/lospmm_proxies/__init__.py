@@ -11,7 +11,8 @@ from lospmm.codegen.lower import kernel_name
 from lospmm.codegen.schedule import zero_program
 from lospmm.problem.dtype import FLOAT32
 from lospmm.problem.lanes import lanes_of
-from lospmm.problem.problem import Launch, Problem, ceil_div
+from lospmm.problem.launch import Launch
+from lospmm.problem.problem import Problem, ceil_div
 from lospmm.space.candidates import ZERO_ROWS, Schedule, Tiling, UnrolledPlan
 from lospmm.space.registers import forecast_registers
 from lospmm_proxies.blocks import cluster_limit, cluster_tiles, dispatch

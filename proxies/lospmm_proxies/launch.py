@@ -5,7 +5,8 @@ import math
 from lospmm.codegen.ir import grid
 from lospmm.errors import BadRequest
 from lospmm.problem.lanes import lanes_of
-from lospmm.problem.problem import Launch, Problem
+from lospmm.problem.launch import Launch
+from lospmm.problem.problem import Problem
 from lospmm.space.candidates import UnrolledPlan, UnrolledPlans
 from lospmm.space.constraints import mailbox_bytes_of_each
 from lospmm.space.occupancy import active_blocks, resident_blocks, shared_bytes_for

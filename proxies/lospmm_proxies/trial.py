@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from lospmm.codegen.ir import KernelProgram
-from lospmm.problem.problem import Launch
+from lospmm.problem.launch import Launch
 from lospmm.space.candidates import UnrolledPlan
 
 

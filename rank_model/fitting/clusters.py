@@ -28,7 +28,8 @@ from lospmm.codegen.schedule import zero_program
 from lospmm.gpu.detect import detect_device
 from lospmm.gpu.driver import open_driver
 from lospmm.gpu.protocol import Driver
-from lospmm.problem.problem import SPLITS, Launch
+from lospmm.problem.launch import Launch
+from lospmm.problem.problem import SPLITS
 from lospmm.store import Store
 from lospmm.toolchain.compile import compile_kernel
 

@@ -25,7 +25,6 @@ from lospmm.artifact.artifact import CUBIN_FILE, MATRIX_FILE, SCRATCH, STALE_SEC
 from lospmm.artifact.manifest import (
     MANIFEST_FILE,
     Argument,
-    LaunchConfig,
     Manifest,
     SearchSummary,
     Seconds,
@@ -35,6 +34,7 @@ from lospmm.artifact.manifest import (
 )
 from lospmm.cli.show import show_manifest
 from lospmm.errors import BadRequest, ToolchainFault
+from lospmm.problem.launch import Launch
 
 CUBIN = b"\x7fELF, or so"
 MATRIX = b"PK, or so"
@@ -54,7 +54,7 @@ MANIFEST = Manifest(
     emitter="ptx",
     toolchain="ptxas 13.0.88 (PyPI)",
     tile=Tile(1, 32, 4, 1, 0, 2, 0, 3, 2),
-    launch=LaunchConfig((1, 2, 1), 32, 0),
+    launch=Launch((1, 2, 1), 32, 0),
     arguments=(Argument("b", "const float *", "row-major"),),
     registers=24,
     spill_bytes=0,

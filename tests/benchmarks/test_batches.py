@@ -9,12 +9,12 @@ pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'losp
 
 from benchmarks import batches
 from benchmarks.inference import pruned
-from lospmm.artifact.manifest import LaunchConfig
 from lospmm.model.report import LayerError, LayerReport
+from lospmm.problem.launch import Launch
 
 
 def test_sums_are_of_what_was_chosen_and_of_cublas() -> None:
-    launch = LaunchConfig(grid=(1, 1, 1), block=32, shared_bytes=0)
+    launch = Launch(grid=(1, 1, 1), block=32, shared_bytes=0)
     kernels = [
         LayerReport(name="timed", folder="", launch=launch, digest="1", micros=3.0, dense_micros=5.0),
         LayerReport(name="left", folder="", launch=launch, digest="2", micros=4.0, dense_micros=2.0, family="dense"),

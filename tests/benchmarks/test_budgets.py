@@ -13,7 +13,7 @@ from lospmm.errors import NothingFits
 from lospmm.gpu import bench as measure
 from lospmm.gpu.bench import Bench
 from lospmm.problem.device import DEVICES
-from lospmm.problem.problem import Launch
+from lospmm.problem.launch import Launch
 from lospmm.store import Store
 from lospmm.tuning.request import Request
 

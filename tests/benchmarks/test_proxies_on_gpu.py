@@ -20,7 +20,8 @@ from lospmm.errors import GpuFault
 from lospmm.gpu.messages import Measure, Measurement, Ready
 from lospmm.gpu.timing import FULL, Effort, Timing
 from lospmm.problem.device import DEVICES
-from lospmm.problem.problem import Launch, Problem
+from lospmm.problem.launch import Launch
+from lospmm.problem.problem import Problem
 from lospmm.space.reorder import natural_order
 from lospmm.tuning.build import for_emitter
 from lospmm_datasets.synthetic import paired_blocks, uniform

@@ -11,7 +11,7 @@ from lospmm.errors import BadRequest, ToolchainFault, VerificationFailed
 from lospmm.families.packed import PLACES, PackedKernel, pack, source_of_template
 from lospmm.problem.dtype import DTYPES, dtype_named
 from lospmm.problem.epilogue import PLAIN
-from lospmm.problem.problem import Launch
+from lospmm.problem.launch import Launch
 from lospmm.settings import settings
 from lospmm.store import Store
 from lospmm.toolchain import elf

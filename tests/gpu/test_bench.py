@@ -28,7 +28,8 @@ from lospmm.gpu.protocol import Function
 from lospmm.gpu.timing import BRIEF, FULL
 from lospmm.matrix.csr import from_dense
 from lospmm.problem.device import DEVICES
-from lospmm.problem.problem import Launch, Problem
+from lospmm.problem.launch import Launch
+from lospmm.problem.problem import Problem
 from lospmm.settings import settings
 from lospmm.store import Store
 from lospmm.toolchain.gxx import compile_shared_library

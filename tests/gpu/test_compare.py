@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 from lospmm.artifact import artifact
 from lospmm.artifact.artifact import Artifact
-from lospmm.artifact.manifest import LaunchConfig
 from lospmm.cli import bench as bench_command
 from lospmm.cli.main import run
 from lospmm.cli.show import show_comparison, show_manifest
@@ -38,7 +37,8 @@ from lospmm.problem.convolution import Convolution
 from lospmm.problem.device import DEVICES
 from lospmm.problem.dtype import DTYPES, FLOAT32
 from lospmm.problem.epilogue import Epilogue
-from lospmm.problem.problem import Launch, Problem
+from lospmm.problem.launch import Launch
+from lospmm.problem.problem import Problem
 from lospmm.problem.values import VALUE_TYPES
 from lospmm.settings import settings
 from lospmm.toolchain.compile import Compiled
@@ -337,7 +337,7 @@ def kept(matrix: SparseMatrix, cubin: bytes, **changes: Any) -> Artifact:
         nnz=matrix.nnz,
         fingerprint=matrix.fingerprint,
         cubin_sha256=sha256(cubin).hexdigest(),
-        launch=LaunchConfig(LAUNCH.grid, LAUNCH.block, 0),
+        launch=Launch(LAUNCH.grid, LAUNCH.block, 0),
         **changes,
     )
     files = {

@@ -10,7 +10,7 @@ import pytest
 from lospmm.errors import GpuFault
 from lospmm.gpu import launcher
 from lospmm.gpu.launcher import Launcher
-from lospmm.problem.problem import Launch
+from lospmm.problem.launch import Launch
 
 SHAPE = Launch((3, 4, 5), 128, shared_bytes=64 << 10)
 FUNCTION = 0xF00D

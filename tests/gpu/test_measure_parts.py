@@ -22,7 +22,8 @@ from lospmm.matrix.csr import SparseMatrix, from_dense
 from lospmm.problem.convolution import output_elements, unfold
 from lospmm.problem.device import DEVICES
 from lospmm.problem.epilogue import bias_of
-from lospmm.problem.problem import Launch, Problem
+from lospmm.problem.launch import Launch
+from lospmm.problem.problem import Problem
 from lospmm.settings import settings
 from lospmm.store import Store
 from lospmm.toolchain import elf

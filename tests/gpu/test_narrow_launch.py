@@ -16,7 +16,8 @@ from lospmm.cpu import execute
 from lospmm.cpu.geometry import geometry_of
 from lospmm.errors import BadRequest, Unsupported
 from lospmm.problem.device import DEVICES
-from lospmm.problem.problem import Launch, Problem, ceil_div
+from lospmm.problem.launch import Launch
+from lospmm.problem.problem import Problem, ceil_div
 from lospmm.space.candidates import Schedule, TileSize, UnrolledPlan
 from lospmm.space.reorder import natural_order
 from lospmm_datasets.synthetic import uniform

@@ -23,11 +23,12 @@ from lospmm.gpu.gate import COPY_ENTRY
 from lospmm.gpu.libraries import BaselineTime, Check, Enqueue, VariantTime, work
 from lospmm.gpu.libraries.library import LibraryTask
 from lospmm.gpu.messages import Measure
-from lospmm.gpu.protocol import Function, Graph, LaunchShape
+from lospmm.gpu.protocol import Function, Graph
 from lospmm.gpu.timing import BRIEF, COPIES_BEHIND, FULL, Effort
 from lospmm.matrix.csr import from_dense
 from lospmm.problem.device import DEVICES
-from lospmm.problem.problem import Launch, Problem
+from lospmm.problem.launch import Launch
+from lospmm.problem.problem import Problem
 from lospmm.settings import settings
 from tests.artifact.test_artifact import MANIFEST, WHOLE
 from tests.fixtures import fake_gpu
@@ -54,7 +55,7 @@ class Watched(FakeDriver):
         super().__init__(library, l2_bytes=L2_BYTES)
         self.seen: list[tuple[str, tuple[int, ...]]] = []
 
-    def launch(self, function: Function, shape: LaunchShape, arguments: Sequence[np.generic]) -> None:
+    def launch(self, function: Function, shape: Launch, arguments: Sequence[np.generic]) -> None:
         if self.recorded is None and function.handle == COPY_ENTRY:
             self.seen.append(("copy", tuple(map(int, arguments))))
         elif self.recorded is None and not isinstance(function.handle, str):

@@ -7,15 +7,15 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from lospmm.artifact.manifest import LaunchConfig
 from lospmm.errors import BadRequest
 from lospmm.matrix.layers import KERNELS_FILE, REPORT_FILE, check_names, folder_of
 from lospmm.model.report import LayerError, LayerReport, Total, launch_table, totals_of
+from lospmm.problem.launch import Launch
 
 
 def test_a_line_for_each_kernel_whatever_its_name() -> None:
     """Layers without a kernel, and those of a report of an earlier version, have none."""
-    launch = LaunchConfig((4, 2, 1), 128, 1024)
+    launch = Launch((4, 2, 1), 128, 1024)
     lines = launch_table(
         (
             LayerReport(name="a\tb\nc", folder="a-1", entry="f", launch=launch, m=3, k=5, n=7),

@@ -9,7 +9,8 @@ from lospmm.gpu import bench as measure
 from lospmm.gpu import gate, operands
 from lospmm.gpu.gate import GateVerdict
 from lospmm.gpu.protocol import Driver
-from lospmm.problem.problem import Launch, Problem
+from lospmm.problem.launch import Launch
+from lospmm.problem.problem import Problem
 from lospmm.settings import settings
 from lospmm.store import Store
 from lospmm.toolchain.compile import compile_kernel

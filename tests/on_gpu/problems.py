@@ -9,7 +9,8 @@ from lospmm.codegen.ir import launch
 from lospmm.codegen.lower import lower
 from lospmm.gpu.detect import detect_device
 from lospmm.matrix.csr import SparseMatrix, from_dense
-from lospmm.problem.problem import Launch, Problem
+from lospmm.problem.launch import Launch
+from lospmm.problem.problem import Problem
 from lospmm.settings import settings
 from lospmm.space.candidates import Schedule, TileSize, UnrolledPlan
 from lospmm.space.reorder import regroup

@@ -13,7 +13,8 @@ from lospmm.gpu.bench import Bench
 from lospmm.gpu.clocks import read_clocks
 from lospmm.gpu.protocol import Driver
 from lospmm.gpu.timing import time_rotating
-from lospmm.problem.problem import Launch, Problem
+from lospmm.problem.launch import Launch
+from lospmm.problem.problem import Problem
 from lospmm.toolchain import elf
 from tests.on_gpu.problems import good_kernel, problem
 

@@ -7,7 +7,8 @@ import pytest
 
 from lospmm.gpu.bench import Bench
 from lospmm.gpu.messages import Measurement
-from lospmm.problem.problem import Launch, Problem
+from lospmm.problem.launch import Launch
+from lospmm.problem.problem import Problem
 from lospmm.settings import settings
 from tests.on_gpu.bad_kernels import BODIES, ENTRY, planted, with_illegal_instruction
 from tests.on_gpu.problems import good_kernel, problem

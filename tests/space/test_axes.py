@@ -83,7 +83,7 @@ def test_a_kernel_takes_the_registers_that_are_forecast(rows: int, prefetch: int
     most = max(len(tile.rows) for tile in one.tiling.tiles)
     assert made.emission.machine.registers <= forecast
     assert made.emission.machine.registers >= 2 * most
-    assert (made.words, made.program.n, made.launch.block) == (DOUBLE, n // 2, 32)
+    assert (made.words, made.program.n, made.compiled.launch.block) == (DOUBLE, n // 2, 32)
 
 
 def test_each_has_room_and_work_for_the_gpu() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lospmm.families.candidate import Candidate, unrolled
-from lospmm.problem.problem import Launch
+from lospmm.problem.launch import Launch
 from lospmm.space.candidates import Schedule, TileSize, Tiling, UnrolledPlan
 from lospmm.toolchain.compile import Built, Compiled, OnDisk
 from lospmm.tuning.builders import BuildPlace, PrefetchedBuilds

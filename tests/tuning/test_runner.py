@@ -18,7 +18,8 @@ from lospmm.gpu.messages import Measurement
 from lospmm.gpu.timing import BRIEF, Effort, Timing
 from lospmm.problem.device import DEVICES
 from lospmm.problem.dtype import DTYPES
-from lospmm.problem.problem import Launch, Problem
+from lospmm.problem.launch import Launch
+from lospmm.problem.problem import Problem
 from lospmm.space.candidates import Schedule, TileSize, UnrolledPlan
 from lospmm.space.reorder import natural_order
 from lospmm.stages import Stages

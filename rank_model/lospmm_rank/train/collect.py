@@ -31,7 +31,8 @@ from lospmm.gpu.messages import Measurement, Ready
 from lospmm.gpu.timing import BRIEF, Effort, Timing
 from lospmm.matrix.csr import from_dense
 from lospmm.problem.device import DEVICES, DeviceSpec
-from lospmm.problem.problem import Launch, Problem
+from lospmm.problem.launch import Launch
+from lospmm.problem.problem import Problem
 from lospmm.settings import settings
 from lospmm.toolchain.compile import Compiled
 from lospmm.tuning.options import default_emitter
