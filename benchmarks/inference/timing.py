@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from lospmm.nn.calling import captured
 from lospmm.nn.paired import Block, Turns, in_turn, uncollected
 from lospmm.nn.sparse import Sparse
-from lospmm.nn.whole import captured
 
 Call = Callable[[], Any]
 

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from benchmarks.inference import cusparse, timing
 from benchmarks.inference.pruned import Pruned
 from benchmarks.inference.timing import Call, Timed
+from lospmm.nn.calling import apart
 from lospmm.nn.fusion import fused
 from lospmm.nn.paired import Turns
 from lospmm.nn.sparse import Sparse
-from lospmm.nn.whole import apart
 
 Record = dict[str, Any]
 

@@ -10,6 +10,7 @@ mode, are not counted: call ``status`` after them.
 """
 
 import hashlib
+import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -206,32 +207,23 @@ class BoundKernels:
         self.versions = tuple((one, one._version) for one in _tracked(self.tensors))
         self.refusal = difference(self.tensors, self.fingerprint, self.bias)
 
-    def padded(self, shape: Sequence[int], rest: tuple[bool, bool, tuple[int, ...]]) -> ReadyKernel | None:
-        """Return the kernel of the smallest N that serves a B of this shape, padded, or None."""
-        if len(shape) != 2:
-            return None
-        k, n = shape
-        fitting = [
-            ready
-            for call, ready in self.ready.items()
-            if call[1:] == rest and len(call[0]) == 2 and call[0][0] == k and call[0][1] >= n >= ready.least
-        ]
-        return min(fitting, key=lambda ready: ready.call[0][1], default=None)
-
-    def fewer_images(self, shape: Sequence[int], rest: tuple[bool, bool, tuple[int, ...]]) -> ReadyKernel | None:
-        """Return the kernel of the smallest batch that serves an input of this shape, or None."""
-        fitting = [
-            ready
-            for call, ready in self.ready.items()
-            if call[1:] == rest and serves_images(call[0], ready.out_shape, ready.least, shape)
-        ]
-        return min(fitting, key=lambda ready: ready.call[0][0], default=None)
+    def larger(self, shape: Sequence[int], rest: tuple[bool, bool, tuple[int, ...]]) -> ReadyKernel | None:
+        """Return the kernel of the smallest N, or batch, that serves an input of this shape within one of its own."""
+        fitting = [ready for call, ready in self.ready.items() if call[1:] == rest and _serves(ready, shape)]
+        return min(fitting, key=lambda ready: math.prod(ready.call[0]), default=None)
 
     def warn_once(self, reason: str) -> None:
         """Warn that calls are dense, once for each reason."""
         if reason not in self.warned:
             self.warned.add(reason)
             warnings.warn(f"lospmm: a layer is dense: {reason} (status of lospmm.nn lists which)", stacklevel=4)
+
+
+def _serves(ready: ReadyKernel, shape: Sequence[int]) -> bool:
+    most = ready.call[0]
+    if len(shape) == len(most) == 2:
+        return shape[0] == most[0] and ready.least <= shape[1] <= most[1]
+    return serves_images(most, ready.out_shape, ready.least, shape)
 
 
 def serves_images(most: tuple[int, ...], out_shape: tuple[int, ...], least: int, shape: Sequence[int]) -> bool:

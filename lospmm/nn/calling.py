@@ -4,14 +4,22 @@ Called from Python, a small network waits for Python. Compiled, elementwise oper
 dense convolutions of a network run ``channels_last``. Layers that are faster one by one may thus make a model slower.
 """
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
+
+import torch
 
 from lospmm.errors import BadRequest
 
 Called = Literal["eager", "graph", "compiled", "compiled_graph"]
+
+#: Calls before timing: these compile, choose algorithms and allocate.
+WARM_CALLS = 3
+
+_NUMBERS = itertools.count()
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,3 +46,30 @@ def calling_of(called: str) -> Calling:
     if called not in CALLINGS:
         raise BadRequest(f"called {called!r:.80}: choose {', '.join(CALLINGS)}")
     return CALLINGS[called]
+
+
+def apart(call: Callable[..., Any], *, fullgraph: bool = False) -> Callable[..., Any]:
+    """Compile ``call`` as its own function: PyTorch checks a function's versions in turn, and stops after some."""
+
+    def run(*given: Any, **named: Any) -> Any:
+        return call(*given, **named)
+
+    run.__code__ = run.__code__.replace(co_name=f"run_{next(_NUMBERS)}")
+    compiled: Callable[..., Any] = torch.compile(run, dynamic=False, fullgraph=fullgraph)
+    return compiled
+
+
+def captured(call: Callable[[], Any], device: torch.device, calls: int = 1) -> Callable[[], Any]:
+    """Capture so many calls as a CUDA graph; return the graph's replay."""
+    with torch.cuda.device(device):
+        beside = torch.cuda.Stream()
+        beside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(beside):
+            for _ in range(WARM_CALLS):  # libraries choose their algorithms
+                call()
+        torch.cuda.current_stream().wait_stream(beside)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for _ in range(calls):
+                call()
+    return graph.replay

@@ -13,6 +13,7 @@ microseconds to a call. They allocate only C, through PyTorch, and never wait fo
 There is no derivative: calls that need one raise RuntimeError.
 """
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -47,19 +48,10 @@ def _spmm(
 ) -> Tensor:
     _refuse_gradients(b, weight, bias, residual)
     bound = find(address_of(weight, mask, bias))
-    if bound is not None:
-        ready = bound.ready.get((b.shape, relu, residual is not None, ()))
-        if ready is not None and _is_usable(bound, ready, b):
-            added = _added(residual, ready.out_shape, ready)
-            if residual is None or added is not None:
-                return _run(ready, b, bias, added, relu=relu)
+    if bound is not None and (c := _by_kernel(bound, b, bias, residual, relu=relu)) is not None:
+        return c
     _check_product(b, weight, residual)
     if bound is not None:
-        padded = bound.padded(b.shape, (relu, residual is not None, ()))
-        if padded is not None and _is_usable(bound, padded, b):
-            added = _added(residual, (weight.shape[0], b.shape[1]), padded)
-            if residual is None or added is not None:
-                return _run_padded(padded, b, bias, added, relu=relu)
         bound.warn_once(bound.refusal or _unserved(bound, b, residual))
     return dense_product(b, weight, mask, bias, residual, relu=relu)
 
@@ -78,23 +70,46 @@ def _conv2d(
     _refuse_gradients(input, weight, bias, residual)
     bound = find(address_of(weight, mask, bias, input.shape[1] // weight.shape[1] or 1))
     if bound is not None:
-        ready = bound.ready.get((input.shape, relu, residual is not None, (*stride, *padding, *dilation)))
-        if ready is not None and _is_usable(bound, ready, input):
-            added = _added(residual, ready.out_shape, ready)
-            if residual is None or added is not None:
-                return _run(ready, input, bias, added, relu=relu)
-        fewer = bound.fewer_images(input.shape, (relu, residual is not None, (*stride, *padding, *dilation)))
-        if fewer is not None and _is_usable(bound, fewer, input):
-            added = _added(residual, (input.shape[0], *fewer.out_shape[1:]), fewer)
-            if residual is None or added is not None:
-                return _run_fewer_images(fewer, input, bias, added, relu=relu)
+        way_of_call = (*stride, *padding, *dilation)
+        if (c := _by_kernel(bound, input, bias, residual, relu=relu, way=way_of_call)) is not None:
+            return c
         bound.warn_once(bound.refusal or _unserved(bound, input, residual))
     way = tuple(stride), tuple(padding), tuple(dilation)
     return dense_convolution(input, weight, mask, bias, residual, relu=relu, way=way)
 
 
-def _is_usable(bound: BoundKernels, ready: ReadyKernel, b: Tensor) -> bool:
-    return b.dtype is ready.dtype and b.device == ready.device and bound.is_current()
+def _by_kernel(
+    bound: BoundKernels,
+    x: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    *,
+    relu: bool,
+    way: tuple[int, ...] = (),
+) -> Tensor | None:
+    """Return C by the kernel of just this input, or of a larger one that it is copied into; None without a kernel."""
+    rest = relu, residual is not None, way
+    ready = bound.ready.get((x.shape, *rest)) or bound.larger(x.shape, rest)
+    if ready is None or x.dtype is not ready.dtype or x.device != ready.device or not bound.is_current():
+        return None
+    axis = 1 if x.dim() == 2 else 0  # columns, or images
+    count, shape = x.shape[axis], ready.out_shape
+    added = _added(residual, (*shape[:axis], count, *shape[axis + 1 :]), ready)
+    if residual is not None and added is None:
+        return None
+    if x.shape == ready.call[0]:
+        return _run(ready, x, bias, added, relu=relu)
+    wide, added = _widened(x, ready.call[0], axis), None if added is None else _widened(added, shape, axis)
+    first = ready.for_columns(count * math.prod(shape[2:]))
+    return _run(first, wide, bias, added, relu=relu).narrow(axis, 0, count).contiguous()
+
+
+def _widened(x: Tensor, shape: tuple[int, ...], axis: int) -> Tensor:
+    wide = x.new_empty(shape)
+    if wide.device.type == "cpu":
+        wide.zero_()  # the emulation reads the rest; on a GPU it may be anything
+    wide.narrow(axis, 0, x.shape[axis]).copy_(x)
+    return wide
 
 
 def _added(residual: Tensor | None, shape: tuple[int, ...], ready: ReadyKernel) -> Tensor | None:
@@ -127,39 +142,6 @@ def _run(ready: ReadyKernel, b: Tensor, bias: Tensor | None, residual: Tensor | 
 def aligned(x: Tensor, alignment_bytes: int) -> Tensor:
     """Return an operand where a kernel can load it: copied if its address is no multiple of ``alignment_bytes``."""
     return x if alignment_bytes == 1 or x.data_ptr() % alignment_bytes == 0 else x.clone()
-
-
-def _run_padded(ready: ReadyKernel, b: Tensor, bias: Tensor | None, residual: Tensor | None, *, relu: bool) -> Tensor:
-    n = b.shape[1]
-    wide = b.new_empty(ready.call[0])
-    wide[:, :n] = b
-    added = None
-    if residual is not None:
-        added = residual.new_empty(ready.out_shape)
-        added[:, :n] = residual
-    if wide.device.type == "cpu":
-        wide[:, n:] = 0.0  # the emulation reads it; on a GPU it may be anything
-    return _run(ready.for_columns(n), wide, bias, added, relu=relu)[:, :n].contiguous()
-
-
-def _run_fewer_images(
-    ready: ReadyKernel, x: Tensor, bias: Tensor | None, residual: Tensor | None, *, relu: bool
-) -> Tensor:
-    """Copy the images into an input of the kernel's batch, and compute the first."""
-    images, out_shape = x.shape[0], ready.out_shape
-    wide, added = _with_images(x, ready.call[0]), None
-    if residual is not None:
-        added = _with_images(residual, out_shape)
-    first = ready.for_columns(images * out_shape[2] * out_shape[3])
-    return _run(first, wide, bias, added, relu=relu)[:images]
-
-
-def _with_images(x: Tensor, shape: tuple[int, ...]) -> Tensor:
-    wide = x.new_empty(shape)
-    wide[: x.shape[0]] = x
-    if wide.device.type == "cpu":
-        wide[x.shape[0] :] = 0.0  # the emulation reads it; on a GPU it may be anything
-    return wide
 
 
 def _finished(c: Tensor, bias: Tensor | None, residual: Tensor | None, *, relu: bool) -> Tensor:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from lospmm.nn.calling import apart, captured
 from lospmm.nn.place import way_of
 from lospmm.nn.site import Site, convolution_of
 
@@ -29,22 +30,13 @@ Contexts = dict[Hashable, Forward]
 def micros_of(call: Callable[[], object], device: torch.device, calls: int = _CALLS) -> float:
     """Return the microseconds of one call on the GPU alone, from a CUDA graph of ``calls``."""
     with torch.cuda.device(device), torch.no_grad():
-        beside = torch.cuda.Stream()
-        beside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(beside):
-            for _ in range(3):  # libraries choose their algorithms
-                call()
-        torch.cuda.current_stream().wait_stream(beside)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            for _ in range(calls):
-                call()
-        graph.replay()
+        replay = captured(call, device, calls)
+        replay()
         times = []
         for _ in range(_REPLAYS):
             start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             start.record()
-            graph.replay()
+            replay()
             end.record()
             end.synchronize()
             times.append(1000.0 * start.elapsed_time(end) / calls)
@@ -131,7 +123,4 @@ def _compiled_between(forward: Forward) -> Forward:
     def between(x: Tensor, *rest: Tensor) -> Tensor:
         return torch.relu(forward(torch.relu(x), *rest))
 
-    # PyTorch stops compiling a code object after some recompilations.
-    between.__code__ = between.__code__.replace(co_name=f"between_{id(forward)}")
-    compiled: Forward = torch.compile(between, dynamic=False)
-    return compiled
+    return apart(between)

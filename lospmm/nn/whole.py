@@ -4,7 +4,6 @@ What was compiled or captured in one state of the model stays valid while it is 
 timed in turn (``paired``).
 """
 
-import itertools
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -14,7 +13,7 @@ import torch
 from torch import nn
 
 from lospmm.errors import Unsupported
-from lospmm.nn.calling import Calling
+from lospmm.nn.calling import WARM_CALLS, Calling, apart, captured
 from lospmm.nn.fusion import evaluated
 from lospmm.nn.paired import Block
 from lospmm.nn.site import call_with
@@ -22,16 +21,11 @@ from lospmm.nn.site import call_with
 #: Duration of a block of calls, which has at least one.
 _BLOCK_SECONDS = 0.03
 
-#: Calls before timing: these compile, choose algorithms and allocate.
-_WARM_CALLS = 3
-
 #: Sleep of the GPU while one call is launched: multiple of the call's time, limit, and a clock that no GPU exceeds.
 _AHEAD, _MOST_AHEAD_SECONDS, _CYCLES_PER_SECOND = 2, 0.1, 3e9
 
 #: Limit of torch.compile's versions of one function: one for each state of the model.
 _RECOMPILES = 64
-
-_NUMBERS = itertools.count()
 
 
 @contextmanager
@@ -98,7 +92,7 @@ def _made_ready(model: nn.Module, example: Any, calling: Calling) -> tuple[Calla
         run: Callable[[], Any] = lambda: call_with(call, example)  # noqa: E731
         if calling.captured:
             run = captured(run, device)
-        for _ in range(_WARM_CALLS):
+        for _ in range(WARM_CALLS):
             run()
         return run, max(_seconds(run, 1, device), 1e-6)
     except Exception as error:  # PyTorch, its compiler and the model may raise anything
@@ -109,32 +103,6 @@ def _made_ready(model: nn.Module, example: Any, calling: Calling) -> tuple[Calla
 
 def _device_of(model: nn.Module) -> torch.device:
     return next(model.parameters()).device
-
-
-def apart(call: Callable[..., Any], *, fullgraph: bool = False) -> Callable[..., Any]:
-    """Compile ``call`` as its own function: PyTorch checks a function's compiled versions in turn."""
-
-    def run(*given: Any, **named: Any) -> Any:
-        return call(*given, **named)
-
-    run.__code__ = run.__code__.replace(co_name=f"run_{next(_NUMBERS)}")
-    compiled: Callable[..., Any] = torch.compile(run, dynamic=False, fullgraph=fullgraph)
-    return compiled
-
-
-def captured(call: Callable[[], Any], device: torch.device) -> Callable[[], Any]:
-    """Capture one call as a CUDA graph; return the graph's replay."""
-    with torch.cuda.device(device):
-        beside = torch.cuda.Stream()
-        beside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(beside):
-            for _ in range(_WARM_CALLS):  # libraries choose their algorithms
-                call()
-        torch.cuda.current_stream().wait_stream(beside)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            call()
-    return graph.replay
 
 
 def _seconds(call: Callable[[], object], calls: int, device: torch.device) -> float:

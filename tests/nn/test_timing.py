@@ -19,7 +19,7 @@ import lospmm  # noqa: E402
 import lospmm.nn  # noqa: E402
 from lospmm.errors import Unsupported  # noqa: E402
 from lospmm.nn import choice, timing, whole  # noqa: E402
-from lospmm.nn.calling import calling_of  # noqa: E402
+from lospmm.nn.calling import apart, calling_of  # noqa: E402
 from lospmm.nn.choice import settled  # noqa: E402
 from lospmm.nn.layout import UNKNOWN  # noqa: E402
 from lospmm.nn.paired import Block, Turns, in_turn  # noqa: E402
@@ -146,7 +146,7 @@ def test_states_of_a_compiled_model_take_turns_without_compiling_again() -> None
         with_backend = partial(torch.compile, backend=backend)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(torch, "compile", with_backend)
-            return whole.apart(model, fullgraph=True)
+            return apart(model, fullgraph=True)
 
     with whole.timed_whole(model, calling_of("compiled")):
         kinds = [type(one) for one in model.modules()]
