@@ -10,6 +10,7 @@ from pydantic import NonNegativeInt, PositiveInt, TypeAdapter, ValidationError
 from lospmm.errors import BadRequest
 from lospmm.problem.accuracy import ACCURACY, Accuracy
 from lospmm.problem.convolution import Convolution
+from lospmm.problem.device import Clocks
 from lospmm.problem.dtype import check_sums, dtype_named
 from lospmm.problem.launch import Launch
 
@@ -134,16 +135,6 @@ class Verified:
     columns: int
 
 
-@dataclass(frozen=True, slots=True)
-class ClocksAtEnd:
-    """The GPU's clocks by NVML right after the measurement."""
-
-    sm_mhz: int
-    memory_mhz: int
-    temperature_celsius: int
-    throttled: tuple[str, ...]  # why the clocks were lower than they could be
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
     """Microseconds of one launch, all of one run on one GPU; null: not measured."""
@@ -170,7 +161,7 @@ class Measured:
     advice: Literal["sparse", "dense"]
     gpu: str  # the driver's name of it
     driver: str | None = None  # its version, as in "580.159.04"; null in manifests of older versions
-    clocks: ClocksAtEnd | None
+    clocks: Clocks | None  # by NVML, right after the measurement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

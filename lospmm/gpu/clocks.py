@@ -5,8 +5,9 @@ through ctypes (NVML API reference, "Device Queries").
 """
 
 import ctypes
-from dataclasses import dataclass
 from functools import cache
+
+from lospmm.problem.device import Clocks
 
 _SUCCESS = 0
 _GRAPHICS_TEMPERATURE = 0  # NVML_TEMPERATURE_GPU
@@ -24,16 +25,6 @@ REASONS = {
     7: "hardware power brake",
     8: "display clocks",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Clocks:
-    """Clocks of a GPU; ``throttled`` are the reasons of an SM clock below its maximum (``REASONS``)."""
-
-    sm_mhz: int
-    memory_mhz: int
-    temperature_celsius: int
-    throttled: tuple[str, ...]
 
 
 def read_clocks(bus_id: str) -> Clocks | None:

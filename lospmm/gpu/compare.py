@@ -5,22 +5,20 @@ one for an artifact. docs/benchmarking.md says how times are taken and how relia
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
-from lospmm.artifact.manifest import ClocksAtEnd as MeasuredClocks
 from lospmm.artifact.manifest import Measured
 from lospmm.errors import GpuFault, VerificationFailed
 from lospmm.gpu.bench import Bench
-from lospmm.gpu.clocks import Clocks
 from lospmm.gpu.libraries import BASELINES, DENSE, BaselineTime, baselines_of
 from lospmm.gpu.libraries.work import COMMAND, BaselineTask
 from lospmm.gpu.messages import CacheState
 from lospmm.gpu.operands import copies_in_turn
 from lospmm.gpu.timing import FULL, Effort, Timing
-from lospmm.problem.device import DeviceSpec
+from lospmm.problem.device import Clocks, DeviceSpec
 from lospmm.problem.dtype import Dtype
 from lospmm.problem.problem import Problem
 from lospmm.stages import Progress, silent
@@ -98,23 +96,14 @@ class Comparison:
             cold=self.cache == "cold",
             cache=self.cache,
             bound_micros=self.bound.micros,
-            cusparse_micros=self._micros("cusparse"),
             cusparse_algorithm=self._best("cusparse"),
             cusparse_alg2_micros=None if cusparse is None else cusparse.micros_of("CSR_ALG2"),
-            cublas_fp32_micros=self._micros("cublas_fp32"),
-            cublas_tf32_micros=self._micros("cublas_tf32"),
-            cublas_fp16_micros=self._micros("cublas_fp16"),
-            cublas_bf16_micros=self._micros("cublas_bf16"),
-            cublas_int8_micros=self._micros("cublas_int8"),
-            cublas_fp8_micros=self._micros("cublas_fp8"),
-            cusparselt_fp16_micros=self._micros("cusparselt_fp16"),
-            cusparselt_bf16_micros=self._micros("cusparselt_bf16"),
             cusparselt_weights=self._best("cusparselt_fp16") or self._best("cusparselt_bf16"),
-            sputnik_micros=self._micros("sputnik"),
             advice=self.advice,
             gpu=self.gpu,
             driver=self.driver or None,
-            clocks=None if self.clocks is None else MeasuredClocks(**asdict(self.clocks)),
+            clocks=self.clocks,
+            **{f"{name}_micros": self._micros(name) for name in BASELINES},
         )
 
     def _micros(self, name: str) -> float | None:

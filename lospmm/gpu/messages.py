@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lospmm.errors import GpuFault
-from lospmm.gpu.clocks import Clocks
 from lospmm.gpu.timing import FULL, MAX_COPIES, Effort, Timing
 from lospmm.problem.accuracy import Tolerance
 from lospmm.problem.convolution import Convolution
+from lospmm.problem.device import Clocks
 from lospmm.problem.dtype import FLOAT32, Dtype
 from lospmm.problem.launch import Launch
 

@@ -58,6 +58,16 @@ class DeviceSpec:
         return max(self.sms * _CLUSTERED_SMS[blocks] // _CLUSTERED_SMS[1], 1)
 
 
+@dataclass(frozen=True, slots=True)
+class Clocks:
+    """Clocks of a GPU; ``throttled`` are the reasons of an SM clock below its maximum (``gpu.clocks.REASONS``)."""
+
+    sm_mhz: int
+    memory_mhz: int
+    temperature_celsius: int
+    throttled: tuple[str, ...]
+
+
 #: Of an H200's 132 SMs: 30 clusters of 4 and 15 of 8 run at a time (fitting/clusters.py), as its parts (GPCs) have
 #: no whole number of them.
 _CLUSTERED_SMS = {1: 132, 2: 132, 4: 120, 8: 120}

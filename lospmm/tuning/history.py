@@ -21,9 +21,9 @@ import numpy as np
 
 from lospmm.errors import DiskFault
 from lospmm.families.candidate import Candidate
-from lospmm.gpu.clocks import Clocks
 from lospmm.gpu.messages import CacheState, Measurement
 from lospmm.gpu.timing import Effort, Timing
+from lospmm.problem.device import Clocks
 from lospmm.problem.problem import Problem, layer_fields
 from lospmm.settings import settings
 from lospmm.store import Entry, Store

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from lospmm.cli.show import show_comparison
-from lospmm.gpu.clocks import Clocks
 from lospmm.gpu.compare import Comparison, Roofline
 from lospmm.gpu.libraries import BaselineTime, VariantTime
 from lospmm.gpu.timing import Timing
+from lospmm.problem.device import Clocks
 from tests.docs.pages import ROOT, entries, printed_fields, section
 
 #: Objects of the card whose fields are names of what there happens to be.

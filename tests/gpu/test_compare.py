@@ -24,7 +24,6 @@ from lospmm.errors import BadRequest, GpuFault, VerificationFailed
 from lospmm.gpu import bench as measure
 from lospmm.gpu import shipped as module
 from lospmm.gpu.bench import Bench
-from lospmm.gpu.clocks import Clocks
 from lospmm.gpu.compare import Comparison, bound, compare
 from lospmm.gpu.libraries import BASELINES, BaselineTime, VariantTime, baselines_of, cusparselt
 from lospmm.gpu.libraries.work import COMMAND, BaselineTask
@@ -34,7 +33,7 @@ from lospmm.gpu.timing import COPIES_BEHIND, FULL, Effort, Timing
 from lospmm.matrix.csr import SparseMatrix, from_dense
 from lospmm.matrix.npz import write_npz
 from lospmm.problem.convolution import Convolution
-from lospmm.problem.device import DEVICES
+from lospmm.problem.device import DEVICES, Clocks
 from lospmm.problem.dtype import DTYPES, FLOAT32
 from lospmm.problem.epilogue import Epilogue
 from lospmm.problem.launch import Launch

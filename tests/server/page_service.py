@@ -19,10 +19,10 @@ from fastapi.responses import StreamingResponse
 
 from lospmm.artifact import artifact
 from lospmm.artifact.artifact import SPACE_FILE, Artifact
-from lospmm.artifact.manifest import MANIFEST_FILE, ClocksAtEnd, Measured
+from lospmm.artifact.manifest import MANIFEST_FILE, Measured
 from lospmm.errors import LospmmError
 from lospmm.matrix.csr import from_dense
-from lospmm.problem.device import DEVICES
+from lospmm.problem.device import DEVICES, Clocks
 from lospmm.problem.problem import Problem
 from lospmm.store import Store
 from lospmm.tuning import jobs
@@ -52,7 +52,7 @@ MEASURED = Measured(
     sputnik_micros=None,
     advice="dense",
     gpu="NVIDIA H200",
-    clocks=ClocksAtEnd(1980, 3201, 45, ()),
+    clocks=Clocks(1980, 3201, 45, ()),
 )
 
 

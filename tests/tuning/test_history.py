@@ -22,10 +22,9 @@ import lospmm
 from lospmm.errors import ToolchainFault
 from lospmm.families import FAMILIES
 from lospmm.families.candidate import Candidate, unrolled
-from lospmm.gpu.clocks import Clocks
 from lospmm.gpu.messages import CacheState, Measurement
 from lospmm.gpu.timing import BRIEF, FULL, Timing
-from lospmm.problem.device import DEVICES
+from lospmm.problem.device import DEVICES, Clocks
 from lospmm.problem.epilogue import Epilogue
 from lospmm.problem.problem import Problem
 from lospmm.space.candidates import Schedule, TileSize, UnrolledPlan
