@@ -17,7 +17,7 @@ from lospmm.space.reorder import regroup, threads_for
 from lospmm.store import Store
 from lospmm.toolchain import lifetime
 from lospmm.tuning.build import build, for_emitter, with_source
-from lospmm.tuning.replay import AXES, axes_of_now, emitter_of
+from lospmm.tuning.replay import AXES, emitter_of
 from lospmm.tuning.summary import record_of
 
 #: What may differ though the kernel is the same: who made it.
@@ -65,8 +65,7 @@ def _candidate(manifest: Mapping[str, Any], problem: Problem) -> Candidate:
         tiling = regroup(problem.matrix, [tile["rows"]], workers=threads_for(problem.matrix))[tile["rows"]]
         return unrolled(UnrolledPlan(TileSize(tile["rows"], tile["cols"]), schedule, tiling))
     if plan is not None and family in table:
-        axes = axes_of_now(family, plan["axes"])
         for one in table[family].plans(problem):
-            if asdict(one) == axes:
+            if asdict(one) == plan["axes"]:
                 return Candidate(family, one, 0.0)
     raise BadRequest(f"{manifest['name']}: this version makes no such kernel of the family {family[:20]!r}")

@@ -115,14 +115,9 @@ def _is_dense(
 
 def _built(manifest: Mapping[str, Any]) -> Named:
     plan, tile = manifest["plan"], manifest["tile"]
-    axes = {axis: tile[axis] for axis in AXES} if plan is None else axes_of_now(manifest["cubin_family"], plan["axes"])
+    axes = {axis: tile[axis] for axis in AXES} if plan is None else plan["axes"]
     dense = {"dense": "chosen"} if manifest["dense"] is not None else {}
     return {"family": manifest["cubin_family"], **axes, **dense}
-
-
-def axes_of_now(family: str, axes: dict[str, Any]) -> dict[str, Any]:
-    """Return the axes of a plan with those that this version has added."""
-    return {**axes, "shared": axes.get("shared", 0)} if family == "bitmap" and "tiles" in axes else axes
 
 
 def emitter_of(manifest: Mapping[str, Any], device: DeviceSpec) -> str:
@@ -131,29 +126,13 @@ def emitter_of(manifest: Mapping[str, Any], device: DeviceSpec) -> str:
     return named if manifest["plan"] is None else default_emitter(device.arch)
 
 
-def _check_is_made(line: dict[str, Any], where: str) -> None:
-    """Remove the axes of earlier versions from a ``line``: several tiles per block, rows stored early, and CPL.
-
-    Raises BadRequest if its kernel used them, as this version has no such kernels.
-    """
-    is_timed = line.get("measured_micros") is not None
-    paced = line.pop("fmas_per_load", None) is not None
-    if line.pop("tiles_per_block", 1) != 1 or (line.pop("stores_early", False) and is_timed) or paced:
-        raise BadRequest(f"{where} has kernels that only an earlier version makes; tune it again")
-
-
 def _lines(kept: Artifact) -> list[dict[str, Any]]:
     where = f"kernel {kept.manifest['name']}: {TUNING_FILE}"
     try:
         lines = [dict(json.loads(line)) for line in kept.files[TUNING_FILE].splitlines()]
-        _check_is_made(dict(kept.manifest["tile"] or {}), where)
         for line in lines:
-            if line.setdefault("family", UNROLLED) == UNROLLED:  # logs of earlier versions have no families,
-                line.setdefault("thread_words", 1)  # words or walks
-                line.setdefault("walks", 1)
-                _check_is_made(line, where)
+            if line["family"] == UNROLLED:
                 [line[axis] for axis in AXES]
-            line.update(axes_of_now(line["family"], line))
             if kept.manifest["search"]["measured"]:
                 line["final_micros"], line["measured_micros"], line["max_relative_error"], line["failure"]
     except (ValueError, KeyError, TypeError, RecursionError):

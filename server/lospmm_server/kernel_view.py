@@ -192,7 +192,6 @@ def _candidates(artifact: Artifact) -> CandidateTable | None:
 
 
 def _candidate(line: Mapping[str, Any]) -> tuple[str, ...]:
-    line = {"thread_words": 1, "walks": 1, **line}  # old logs lack them
     micros = line["measured_micros"]
     failure = line.get("failure")
     measured = f"{micros:.2f}" if micros is not None else f"{failure}" if failure else "-"

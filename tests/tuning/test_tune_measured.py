@@ -321,22 +321,6 @@ def test_a_choice_by_estimate_is_made_again(store: Store) -> None:
     assert replay(tuned(store, measure="none"), DEVICES["h200"]).agrees
 
 
-def test_logs_of_earlier_versions(store: Store) -> None:
-    """With one tile to a block they are replayed; kernels that are no longer made are refused."""
-    made = tuned(store, measure="none")
-    lines = [{**line, "tiles_per_block": 1, "stores_early": True, "fmas_per_load": None} for line in _log(made)]
-    assert replay(_with_log(made, lines), DEVICES["h200"]).agrees
-    timed = [{**line, "measured_micros": 1.0} for line in lines]
-    several = [{**line, "tiles_per_block": 2} for line in lines]
-    paced = [{**line, "fmas_per_load": 2} for line in lines]
-    for log in (timed, several, paced):
-        with pytest.raises(BadRequest, match="has kernels that only an earlier version makes; tune it again"):
-            replay(_with_log(made, log), DEVICES["h200"])
-    manifest = {**made.manifest, "tile": {**made.manifest["tile"], "tiles_per_block": 2}}
-    with pytest.raises(BadRequest, match="has kernels that only an earlier version makes; tune it again"):
-        replay(replace(made, manifest=manifest), DEVICES["h200"])
-
-
 def _with_log(made: Artifact, lines: list[dict[str, Any]]) -> Artifact:
     content = "".join(f"{json.dumps(line)}\n" for line in lines).encode()
     return replace(made, files={**made.files, "tuning.jsonl": content})
