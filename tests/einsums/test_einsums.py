@@ -15,7 +15,6 @@ import lospmm
 from lospmm.einsums.expression import parse
 from lospmm.einsums.gathered import make_slots
 from lospmm.einsums.operands import check
-from lospmm.einsums.oracle import evaluate
 from lospmm.errors import BadRequest, Unsupported
 from lospmm.problem.device import find_device
 from lospmm.problem.dtype import DTYPES
@@ -23,6 +22,7 @@ from lospmm.settings import settings as settings_of
 from lospmm.store import Store
 from lospmm.toolchain.compile import compile_kernel
 from lospmm.toolchain.template import emission_of
+from tests.einsums.oracle import evaluate
 
 #: Each with the axes that index arrays point along: name -> (variable sizes by name follow from the text).
 EXPRESSIONS = (

@@ -6,7 +6,7 @@ import pytest
 import lospmm
 from lospmm.einsums.expression import parse
 from lospmm.einsums.operands import check
-from lospmm.einsums.oracle import evaluate
+from tests.einsums.oracle import evaluate
 from tests.einsums.test_einsums import EXPRESSIONS, draw
 
 pytestmark = pytest.mark.gpu
