@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from lospmm.artifact import artifact
-from lospmm.cli.options import CacheOption, JsonOption, QuietOption
+from lospmm.cli.options import CacheOption, JsonOption, KernelArgument, QuietOption
 from lospmm.cli.show import show_comparison
 from lospmm.errors import BadRequest
 from lospmm.gpu.detect import detect_device
@@ -19,7 +19,7 @@ from lospmm.tuning.options import check_choice
 
 
 def bench(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that `lospmm tune` wrote.")],
+    directory: KernelArgument,
     cache: CacheOption = "cold",
     warm: Annotated[bool, typer.Option("--warm", help="The same as --cache warm.")] = False,
     device: Annotated[

@@ -11,16 +11,19 @@ from typing import Annotated, Any, get_type_hints
 import numpy as np
 import typer
 
+from lospmm.artifact.artifact import Artifact
 from lospmm.errors import BadRequest, printable
 from lospmm.gpu.detect import device_of
 from lospmm.matrix import readers
 from lospmm.matrix.limit import UNPRUNED
+from lospmm.problem.device import DEVICES, DeviceSpec, find_device
 from lospmm.problem.dtype import DTYPES, FLOAT32
 from lospmm.problem.problem import Problem
 from lospmm.progress import tell
 from lospmm.settings import settings
 from lospmm.tuning.options import Options, called, check_served
 
+KernelArgument = Annotated[Path, typer.Argument(metavar="DIR", help="A folder that `lospmm tune` wrote.")]
 MatrixArgument = Annotated[
     Path, typer.Argument(metavar="MATRIX", help="A pruned weight matrix: .npz .npy .mtx .smtx .safetensors .onnx .pt.")
 ]
@@ -45,6 +48,7 @@ MIN_SPARSITY = UNPRUNED
 ReluOption = Annotated[bool, typer.Option("--relu", help="Apply ReLU to C.")]
 ResidualOption = Annotated[bool, typer.Option("--residual", help="Add a third argument of C's shape.")]
 DeviceOption = Annotated[str, typer.Option("--device", help="A GPU of the device table, a device file, or auto.")]
+DeviceFileOption = Annotated[str, typer.Option("--device", help="A device file, where the kernel was tuned for one.")]
 TensorOption = Annotated[str | None, typer.Option("--tensor", help="The weight to take from a model.")]
 TransposeOption = Annotated[
     bool, typer.Option("--transpose", help="The weights are in x out, as scikit-learn, Keras and JAX hold them.")
@@ -169,6 +173,14 @@ def read_problem(
     gpu = device_of(device)
     file = readers.read(matrix, tensor=tensor, seed=seed)
     return file, Problem(file.matrix, n, gpu)
+
+
+def tuned_for(kept: Artifact, directory: Path, device: str) -> DeviceSpec:
+    """Return the device of a kernel, whose file is ``device`` if it has one. Raises BadRequest."""
+    recorded = kept.manifest["device"]
+    if not device and recorded not in DEVICES:
+        raise BadRequest(f"{directory}: tuned for {recorded!r}, of a device file: name it by --device")
+    return find_device(device or recorded)
 
 
 def note_of_elements(file: readers.MatrixFile, dtype: str) -> None:

@@ -6,12 +6,11 @@ from typing import Annotated, Any
 import typer
 
 from lospmm.artifact import artifact
-from lospmm.cli.options import JsonOption
+from lospmm.cli.options import DeviceFileOption, JsonOption, tuned_for
 from lospmm.cli.output import print_json
 from lospmm.errors import BadRequest, VerificationFailed, printable
 from lospmm.matrix.layers import REPORT_FILE
 from lospmm.model.report import read_report
-from lospmm.problem.device import DEVICES, find_device
 from lospmm.tuning.provenance import Provenance, provenance
 
 
@@ -19,7 +18,7 @@ def verify(
     directory: Annotated[
         Path, typer.Argument(metavar="DIR", help="A folder that `lospmm tune` or `tune-model` wrote.")
     ],
-    device: Annotated[str, typer.Option("--device", help="A device file, where the kernel was tuned for one.")] = "",
+    device: DeviceFileOption = "",
     as_json: JsonOption = False,
 ) -> None:
     """Build a folder's kernels anew and compare the bytes; exit status 5 if they differ."""
@@ -28,10 +27,7 @@ def verify(
         kept = artifact.read(directory / name)
         if digest not in (None, kept.manifest["cubin_sha256"]):
             raise BadRequest(f"{directory / name}: is not the kernel that {REPORT_FILE} names; tune it again")
-        if not device and kept.manifest["device"] not in DEVICES:
-            where = directory / name
-            raise BadRequest(f"{where}: tuned for {kept.manifest['device']!r}, of a device file: name it by --device")
-        found[name] = provenance(kept, find_device(device or kept.manifest["device"]))
+        found[name] = provenance(kept, tuned_for(kept, directory / name, device))
         if not as_json:
             _show(name, found[name])
     agrees = all(one.agrees for one in found.values())

@@ -42,10 +42,8 @@ def provenance(kept: Artifact, device: DeviceSpec) -> Provenance:
     Raises BadRequest for a plan that this version does not make, Unsupported and ToolchainFault.
     """
     manifest = kept.manifest
-    if manifest["device"] != device.name:
-        raise BadRequest(f"{manifest['name']} was tuned for {manifest['device']}, not for {device.name}")
-    plain = kept.problem(device)
     emitter = emitter_of(manifest, device)
+    plain = kept.problem(device)
     problem = for_emitter(plain, emitter)
     with lifetime.temporary_directory() as folder:
         made = build(problem, _candidate(manifest, problem), emitter, store=Store(folder), workers=settings().workers)

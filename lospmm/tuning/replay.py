@@ -51,9 +51,7 @@ class Replay:
 def replay(kept: Artifact, device: DeviceSpec) -> Replay:
     """Replay the tuning of an artifact. Raises BadRequest for a log that is damaged or of another version."""
     manifest = kept.manifest
-    if manifest["device"] != device.name:
-        raise BadRequest(f"{manifest['name']} was tuned for {manifest['device']}, not for {device.name}")
-    lines, emitter = _lines(kept), emitter_of(manifest, device)
+    emitter, lines = emitter_of(manifest, device), _lines(kept)
     problem, options = for_emitter(kept.problem(device), emitter), _options(manifest, emitter)
     timed = [line for line in lines if line["family"] != DENSE]
     known = _prepared(problem, options, manifest, is_unrolled=any(line["family"] == UNROLLED for line in timed))
@@ -121,7 +119,9 @@ def _built(manifest: Mapping[str, Any]) -> Named:
 
 
 def emitter_of(manifest: Mapping[str, Any], device: DeviceSpec) -> str:
-    """Return the emitter of the unrolled candidates."""
+    """Return the emitter of the unrolled candidates. Raises BadRequest if the kernel is for another device."""
+    if manifest["device"] != device.name:
+        raise BadRequest(f"{manifest['name']} was tuned for {manifest['device']}, not for {device.name}")
     named: str = manifest["emitter"]
     return named if manifest["plan"] is None else default_emitter(device.arch)
 
