@@ -358,9 +358,8 @@ void lospmm_gate_wait(unsigned long long *gate, unsigned parity) {
 
 // ``shape`` is the grid, the threads of a block, and the bytes of shared memory; ``columns`` the values of blockIdx.x
 // that are run. Each hundredth of them is a dot on stdout.
-extern "C" void lospmm_run_blocks(void *entry, const std::uint64_t *shape, const std::int64_t *columns,
-                                  std::uint64_t count, unsigned char *data, const void *b, void *c,
-                                  const void *residual) {
+extern "C" void lospmm_run(void *entry, const std::uint64_t *shape, const std::int64_t *columns, std::uint64_t count,
+                           unsigned char *data, const void *b, void *c, const void *residual) {
   lospmm::fill_halves();
   lospmm::entry = entry;
   lospmm::kernel = lospmm::call;

@@ -1,5 +1,5 @@
 // Makes the text of a packed kernel, as it is, a library that a CPU runs one thread block, or one cluster of them, at a
-// time (block_process.py). What runs the threads is compiled once for all kernels: block.cpp.
+// time (native_process.py). What runs the threads is compiled once for all kernels: block.cpp.
 
 // No <cmath> or <vector>: they take as long to compile as a kernel.
 #include <cstdint>

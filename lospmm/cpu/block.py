@@ -3,24 +3,18 @@
 It runs in a process of its own, in whole blocks of threads: those whose columns include the chosen ones.
 """
 
-import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lospmm.cpu.cpu import HUNDREDTHS
+from lospmm.cpu.native import Arrays, fault_of, run_native
 from lospmm.errors import VerificationFailed
 from lospmm.families.packed import PackedKernel
 from lospmm.settings import settings
 from lospmm.stages import Count, uncounted
 from lospmm.store import Store
-from lospmm.toolchain import lifetime
 from lospmm.toolchain.gxx import BLOCK_OPTIONS, compile_shared_library
-from lospmm.toolchain.process import Limits, run
-
-RUN_LIMITS = Limits(seconds=300.0, address_space_bytes=16 << 30)
 
 _HERE = Path(__file__).parent
 
@@ -64,32 +58,20 @@ def run_blocks(
     """
     blocks_library, library = (_compiled(text) for text in ((_HERE / "block.cpp").read_text(), kernel.source))
     dtype = kernel.dtype
-    stored = dtype.to_storage(c)
-    arrays: dict[str, NDArray[Any]] = {"columns": blocks.astype(np.int64), "b": dtype.to_storage(b), "c": stored}
-    if residual is not None:
-        arrays["residual"] = dtype.to_storage(residual)
+    stored = dtype.to_storage(c).copy()
+    arrays: Arrays = {
+        "columns": blocks.astype(np.int64),
+        "data": np.frombuffer(kernel.data, dtype=np.uint8),
+        "b": dtype.to_storage(b),
+        "c": stored,
+        "residual": None if residual is None else dtype.to_storage(residual),
+    }
     launch = kernel.launch
-    with lifetime.temporary_directory() as directory:
-        for name, array in arrays.items():
-            (directory / name).write_bytes(array.tobytes())
-        (directory / "data").write_bytes(kernel.data)
-        (directory / "blocks.so").write_bytes(blocks_library)
-        (directory / "kernel.so").write_bytes(library)
-        shape = (*launch.grid, launch.block, launch.shared_bytes)
-        command: tuple[str | Path, ...] = (
-            sys.executable,
-            "-I",
-            _HERE / "block_process.py",
-            "./blocks.so",
-            "./kernel.so",
-            kernel.entry,
-            *map(str, shape),
-        )
-        finished = run(command, cwd=directory, limits=RUN_LIMITS, watch=lambda dots: progress(dots, HUNDREDTHS))
-        if finished.failure is not None:
-            last_line = finished.stderr.strip().rpartition("\n")[2]
-            raise VerificationFailed(f"{kernel.entry} on the CPU: {finished.failure} {last_line}".strip())
-        return dtype.from_storage(np.fromfile(directory / "c", dtype=stored.dtype).reshape(c.shape))
+    shape = (*launch.grid, launch.block, launch.shared_bytes)
+    finished = run_native([blocks_library, library], kernel.entry, shape, arrays, progress)
+    if finished.failure is not None:
+        raise fault_of(kernel.entry, finished)
+    return dtype.from_storage(stored)
 
 
 def _compiled(text: str) -> bytes:

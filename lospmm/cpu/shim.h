@@ -1,4 +1,4 @@
-// Makes the emitted CUDA C++, as it is, a library that a CPU runs one thread at a time (cpu_process.py calls it).
+// Makes the emitted CUDA C++, as it is, a library that a CPU runs one thread at a time (native_process.py calls it).
 //
 // B, C and the residual lie at addresses where no memory is (geometry.py). Every access is turned into an element of the
 // running thread's own column; any other address ends the process, and stderr says: stray LINE OPERAND OFFSET COLUMN.
@@ -102,8 +102,10 @@ static void start(Kernel kernel, const std::uint64_t *addresses) {
     kernel(b, c);
 }
 
-extern "C" void lospmm_run(Kernel kernel, const lospmm::Geometry *geometry, const std::uint64_t *addresses,
-                           const std::int64_t *columns, std::uint64_t count, float *b, float *c, float *residual) {
+// ``addresses`` are those of B, C and the residual; the Geometry follows them.
+extern "C" void lospmm_run(Kernel kernel, const std::uint64_t *addresses, const std::int64_t *columns,
+                           std::uint64_t count, const void *, float *b, float *c, float *residual) {
+  const auto *geometry = reinterpret_cast<const lospmm::Geometry *>(addresses + 3);
   lospmm::b = {'B', addresses[0], geometry->k, b};
   lospmm::c = {'C', addresses[1], geometry->m, c};
   lospmm::residual = {'R', addresses[2], geometry->m, residual};

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from lospmm.codegen.emission import Emission
-from lospmm.cpu import cpu
+from lospmm.cpu import native
 from lospmm.cpu.verify import verify_on_cpu
 from lospmm.errors import VerificationFailed
 from lospmm.problem.epilogue import Epilogue
@@ -64,7 +64,7 @@ def damaged(emission: Emission, pattern: str, replacement: str) -> Emission:
 @pytest.fixture(autouse=True)
 def short_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """For the loop without an end."""
-    monkeypatch.setattr(cpu, "RUN_LIMITS", replace(cpu.RUN_LIMITS, seconds=2.0))
+    monkeypatch.setattr(native, "RUN_LIMITS", replace(native.RUN_LIMITS, seconds=2.0))
 
 
 @pytest.mark.parametrize("name", FAULTS["ptx"])

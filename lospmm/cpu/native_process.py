@@ -1,9 +1,9 @@
-"""The process that runs a packed kernel compiled by g++, so that a faulty kernel cannot harm lospmm.
+"""The process that runs a kernel compiled by g++, so that a faulty kernel cannot harm lospmm.
 
-Run by path, as ``python -I block_process.py BLOCKS LIBRARY ENTRY SHAPE...`` (libraries of block.cpp and of the
-kernel; shape is block.cpp's), in a directory with the files ``columns`` (int64), ``data``, ``b``, ``c`` and perhaps
-``residual``, of which c is written; a dot on stdout is a hundredth of it. It imports nothing of lospmm, so that it
-starts quickly.
+Run by path, as ``python -I native_process.py RUNNER LIBRARY ENTRY NUMBER...``: the library that has ``lospmm_run``
+(shim.h or block.cpp, which say what the numbers are) and the kernel's, perhaps the same. It does so in a directory with
+the files ``columns`` (int64), ``b``, ``c`` and perhaps ``data`` and ``residual``, of which c is written; a dot on
+stdout is a hundredth of it. It imports nothing of lospmm, so that it starts quickly.
 """
 
 import ctypes
@@ -16,22 +16,22 @@ PAGE = mmap.PAGESIZE
 #: Address space behind each operand that cannot be accessed; nothing is allocated for it.
 GUARD_BYTES = 64 << 20
 
+_OPERANDS = ("data", "b", "c", "residual")
 
-def run(blocks_path: str, library_path: str, entry: str, shape: list[int]) -> None:
+
+def run(runner_path: str, library_path: str, entry: str, numbers: list[int]) -> None:
     """Run the kernel on the files in this directory and overwrite ``c``."""
-    blocks = ctypes.CDLL(blocks_path, mode=ctypes.RTLD_GLOBAL)  # whose functions the kernel's library calls
+    runner = ctypes.CDLL(runner_path, mode=ctypes.RTLD_GLOBAL)  # whose functions the kernel's library calls
     library = ctypes.CDLL(library_path)
     columns = Path("columns").read_bytes()
-    held = {name: Guarded(Path(name).read_bytes()) for name in ("data", "b", "c", "residual") if Path(name).exists()}
-    residual = held.get("residual")
-    blocks.lospmm_run_blocks.restype = None
-    blocks.lospmm_run_blocks(
+    held = {name: Guarded(Path(name).read_bytes()) for name in _OPERANDS if Path(name).exists()}
+    runner.lospmm_run.restype = None
+    runner.lospmm_run(
         library[entry],
-        (ctypes.c_uint64 * len(shape))(*shape),
+        (ctypes.c_uint64 * len(numbers))(*numbers),
         columns,
         ctypes.c_uint64(len(columns) // 8),
-        *(ctypes.c_void_p(held[name].address) for name in ("data", "b", "c")),
-        ctypes.c_void_p(residual.address if residual else None),
+        *(ctypes.c_void_p(held[name].address if name in held else None) for name in _OPERANDS),
     )
     Path("c").write_bytes(held["c"].content())
 
@@ -57,9 +57,9 @@ class Guarded:
         return self._mapped[self._start : self._start + self.size]
 
 
-def main(blocks_path: str, library_path: str, entry: str, *shape: str) -> None:
+def main(runner_path: str, library_path: str, entry: str, *numbers: str) -> None:
     """Run with the arguments of the command line."""
-    run(blocks_path, library_path, entry, [int(number) for number in shape])
+    run(runner_path, library_path, entry, [int(number) for number in numbers])
 
 
 if __name__ == "__main__":
