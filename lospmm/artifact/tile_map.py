@@ -4,7 +4,6 @@ One character a tile size, so that 8,192 of them are 8 KB: the letter of the con
 same search gives the same bytes.
 """
 
-import itertools
 import json
 import string
 from collections.abc import Sequence
@@ -22,9 +21,6 @@ SCHEMA: Literal[1] = 1
 
 #: A tile size that no constraint removed.
 LEFT = "."
-
-#: More tile sizes than any search has: a file with more is not ours.
-MAX_CELLS = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,32 +104,10 @@ def _mapped(candidate: UnrolledPlan, score: float | None) -> MappedCandidate:
 
 
 def parse(content: bytes, where: str) -> TileMap:
-    """Return the map of a ``space.json``. Raises BadRequest if it is none or contradicts itself."""
+    """Return the map of a ``space.json``. Raises BadRequest."""
     try:
-        found = _MAP.validate_json(content, strict=True)
+        return _MAP.validate_json(content, strict=True)
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"])
         raise BadRequest(f"{where} is damaged: {field or 'as a whole'}: {first['msg']}") from None
-    if (reason := _contradiction(found)) is not None:
-        raise BadRequest(f"{where} is damaged: {reason}")
-    return found
-
-
-def _contradiction(found: TileMap) -> str | None:
-    symbols = [constraint.symbol for constraint in found.constraints]
-    if any(len(symbol) != 1 or symbol == LEFT for symbol in symbols) or len(set(symbols)) != len(symbols):
-        return "constraints: each needs a character of its own"
-    for name, values in (("rows", found.rows), ("cols", found.cols)):
-        if not values or values[0] < 1 or any(one >= other for one, other in itertools.pairwise(values)):
-            return f"{name}: expected ascending numbers from 1 on"
-    if found.size > MAX_CELLS:
-        return f"{found.size} tile sizes, more than the {MAX_CELLS} that a search names"
-    if [len(line) for line in found.cells] != [len(found.cols)] * len(found.rows):
-        return f"cells: expected {len(found.rows)} texts of {len(found.cols)} characters"
-    if unknown := set("".join(found.cells)) - {LEFT, *symbols}:
-        return f"cells: {min(unknown)!r} is no constraint"
-    for entry in (*found.shortlist, found.winner):
-        if entry.rows not in found.rows or entry.cols not in found.cols:
-            return f"{entry.rows} x {entry.cols} is not among the tile sizes"
-    return None

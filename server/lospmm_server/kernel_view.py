@@ -177,6 +177,8 @@ def _drawing(artifact: Artifact) -> tuple[Drawing | None, str]:
         return draw(tile_map.parse(artifact.files[SPACE_FILE], SPACE_FILE)), ""
     except BadRequest as error:
         return None, f"There is no drawing: {error}."
+    except (ArithmeticError, LookupError, ValueError):
+        return None, f"There is no drawing: {SPACE_FILE} contradicts itself."
 
 
 def _candidates(artifact: Artifact) -> CandidateTable | None:

@@ -92,26 +92,8 @@ def changed(**fields: Any) -> bytes:
         (b"[" * 100_000, "as a whole: "),
         (b"{}", "rows: Field required"),
         (changed(schema=2), "schema: Input should be 1"),
-        (changed(rows=[]), "rows: expected ascending numbers"),
-        (changed(cols=[64, 32]), "cols: expected ascending numbers"),
-        (changed(rows=[0, 1]), "rows: expected ascending numbers"),
-        (changed(cells=["."]), "cells: expected 60 texts of 32 characters"),
-        (changed(cells=["?" * 32] * 60), r"cells: '\?' is no constraint"),
-        (changed(rows=list(range(1, 4000)), cols=list(range(1, 4000))), "15992001 tile sizes"),
-        (changed(constraints=[{**WHOLE["constraints"][0], "symbol": ""}]), "constraints: each needs a character"),
-        (changed(constraints=WHOLE["constraints"] * 2), "constraints: each needs a character"),
-        (changed(winner={**WHOLE["winner"], "rows": 999}), r"999 x \d+ is not among the tile sizes"),
     ],
 )
 def test_what_is_damaged_is_refused_with_the_place(content: bytes, words: str) -> None:
     with pytest.raises(BadRequest, match=f"^here is damaged: {words}"):
         parse(content, "here")
-
-
-@given(field=st.sampled_from(sorted(WHOLE)), value=st.recursive(st.none() | st.integers() | st.text(), st.lists))
-def test_any_value_of_any_field_is_refused_or_drawn(field: str, value: object) -> None:
-    try:
-        found = parse(changed(**{field: value}), "here")
-    except BadRequest:
-        return
-    assert found.size == sum(map(len, found.cells))

@@ -15,7 +15,7 @@ from lospmm.artifact import artifact, tile_map
 from lospmm.artifact.artifact import SPACE_FILE, TUNING_FILE, Artifact
 from lospmm.store import Store
 from lospmm_server.space_drawing import draw
-from tests.artifact.test_tile_map import searched
+from tests.artifact.test_tile_map import WHOLE, searched
 from tests.server.page_reader import BROWSER, page
 from tests.server.page_service import HOSTILE, FakeView, app_of, changed, digest_of, timed, tuned, without_space
 
@@ -139,6 +139,7 @@ def test_a_kernel_without_a_map_of_its_space_is_shown(client: TestClient, view: 
     ("name", "content", "words"),
     [
         (SPACE_FILE, b"{", "There is no drawing: space.json is damaged"),
+        (SPACE_FILE, json.dumps({**WHOLE, "cells": ["."]}).encode(), "no drawing: space.json contradicts itself."),
         (TUNING_FILE, b"{", "The log of the search cannot be read."),
         (TUNING_FILE, b"", "The log of the search cannot be read."),
         (TUNING_FILE, b"[1]\n", "The log of the search cannot be read."),
