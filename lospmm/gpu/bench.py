@@ -15,8 +15,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
-import numpy as np
-
 from lospmm.codegen.emission import Emission
 from lospmm.errors import GpuFault
 from lospmm.gpu.gate import CHECK_ENTRY, REGISTERS, gate_source
@@ -260,23 +258,17 @@ def compile_gate(arch: str) -> bytes:
 
 
 def _prepare(problem: Problem, seed: int, cache: CacheState = "cold") -> Prepare:
-    matrix, epilogue, dtype = problem.matrix, problem.epilogue, problem.dtype
+    matrix, dtype = problem.matrix, problem.dtype
     return Prepare(
         driver=settings().driver,
-        m=matrix.m,
-        k=matrix.k,
+        matrix=replace(matrix, data=weights_held_to(dtype, matrix, problem.values)),
         n=problem.n,
-        indptr=matrix.indptr,
-        indices=matrix.indices,
-        values=weights_held_to(dtype, matrix, problem.values),
         seed=seed,
         exponent=exponent_of_b(matrix, dtype),
         gate=compile_gate(problem.device.arch),
         tolerance=tolerance_of(dtype, problem.rounded_sums),
         dtype=dtype,
         convolution=problem.convolution,
-        bias=None if epilogue.bias is None else np.array(epilogue.bias, np.float32),
-        relu=epilogue.relu,
-        residual=epilogue.residual,
+        epilogue=problem.epilogue,
         cache=cache,
     )

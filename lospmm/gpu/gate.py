@@ -131,10 +131,11 @@ def _checked(driver: Driver, gate: Gate, operands: DeviceOperands, problem: Prep
     put_tolerance(driver, operands, problem.tolerance)
     grid = (-(-operands.n // THREADS), min(operands.m, MAX_GRID_Y), 1)
     product = (operands.indptr, operands.indices, operands.values, operands.b[copy], operands.c[copy], operands.worst)
-    bias = 0 if problem.bias is None else operands.bias
-    residual = operands.residual[copy] if problem.residual else 0
+    epilogue = problem.epilogue
+    bias = 0 if epilogue.bias is None else operands.bias
+    residual = operands.residual[copy] if epilogue.residual else 0
     addresses = (*product, residual, bias, operands.window, operands.tolerance)
-    sizes = (operands.m, operands.n, problem.relu, STORAGES[operands.dtype.storage])
+    sizes = (operands.m, operands.n, epilogue.relu, STORAGES[operands.dtype.storage])
     driver.launch(gate.check, Launch(grid, THREADS), (*map(np.uint64, addresses), *map(np.uint32, sizes)))
     keys = np.empty((2, operands.m), dtype=np.uint64)
     driver.download(keys, operands.worst)
@@ -185,16 +186,17 @@ def _verdict(
 
 def _expected(operands: DeviceOperands, problem: Prepare, row: int, column: int) -> tuple[float, float, float]:
     """Return an element of C in float64, |A| |B| with the epilogue's terms, and the largest error."""
-    span = slice(problem.indptr[row], problem.indptr[row + 1])
-    terms = problem.values[span].astype(np.float64) * elements_of_b(operands, problem, problem.indices[span], column)
+    matrix, epilogue = problem.matrix, problem.epilogue
+    span = slice(matrix.indptr[row], matrix.indptr[row + 1])
+    terms = matrix.data[span].astype(np.float64) * elements_of_b(operands, problem, matrix.indices[span], column)
     added = []
-    if problem.residual:
+    if epilogue.residual:
         numbers = residual_numbers(operands)
         place = place_of_c(problem, row, column) % len(numbers)
         added.append(float(operands.dtype.from_storage(numbers[place : place + 1])[0]))
-    if problem.bias is not None:
-        added.append(float(problem.bias[row]))
+    if epilogue.bias is not None:
+        added.append(epilogue.bias[row])
     total, scale = float(terms.sum()) + sum(added), float(abs(terms).sum()) + sum(map(abs, added))
-    expected = max(total, 0.0) if problem.relu else total
+    expected = max(total, 0.0) if epilogue.relu else total
     allowed = problem.tolerance.allowed(*map(np.array, (scale, (terms**2).sum(), expected)))
     return expected, scale, float(allowed)

@@ -11,15 +11,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import BinaryIO, Literal, get_args
 
-import numpy as np
-from numpy.typing import NDArray
-
 from lospmm.errors import GpuFault
 from lospmm.gpu.timing import FULL, MAX_COPIES, Effort, Timing
+from lospmm.matrix.csr import SparseMatrix
 from lospmm.problem.accuracy import Tolerance
 from lospmm.problem.convolution import Convolution
 from lospmm.problem.device import Clocks
 from lospmm.problem.dtype import FLOAT32, Dtype
+from lospmm.problem.epilogue import PLAIN, Epilogue
 from lospmm.problem.launch import Launch
 
 #: Before every message: a mark, which stray output lacks, and the length in bytes.
@@ -45,28 +44,22 @@ class Prepare:
     """
 
     driver: str
-    m: int
-    k: int
+    matrix: SparseMatrix  # its values as C is held to them
     n: int
-    indptr: NDArray[np.int64]  # (m + 1,)
-    indices: NDArray[np.int32]  # (nnz,)
-    values: NDArray[np.float32]  # (nnz,), as C is held to them
     seed: int  # B is drawn from it, uniform between -1 and 1
     exponent: int  # and then scaled by this power of two, so that no sum overflows
     gate: bytes  # cubin of gate.cu
     tolerance: Tolerance
     dtype: Dtype = FLOAT32
     convolution: Convolution | None = None  # that takes B from an input
-    bias: NDArray[np.float32] | None = None  # (m,)
-    relu: bool = False
-    residual: bool = False  # one for each copy, of C's shape
+    epilogue: Epilogue = PLAIN  # with a residual for each copy, of C's shape
     most_copies: int = MAX_COPIES  # of B and C
     cache: CacheState = "cold"  # "network" needs memory of its own
 
     @property
     def b_elements(self) -> int:
         """The number of elements of B."""
-        return self.k * self.n if self.convolution is None else self.convolution.input_elements
+        return self.matrix.k * self.n if self.convolution is None else self.convolution.input_elements
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,6 @@ class DeviceOperands:
     """Addresses on the GPU; ``b`` and ``c`` have one a copy, 2 or more unless one exceeds the cache."""
 
     m: int
-    k: int
     n: int
     indptr: int  # int64, (m + 1,)
     indices: int  # int32, (nnz,)
@@ -128,7 +127,7 @@ def place_of_c(problem: Prepare, row: int, column: int) -> int:
     convolution = problem.convolution
     if convolution is None:
         return row * problem.n + column
-    return int(output_elements(convolution, problem.m, np.array([column]))[0]) + row * convolution.pixels
+    return int(output_elements(convolution, problem.matrix.m, np.array([column]))[0]) + row * convolution.pixels
 
 
 #: The sizes of a window as gate.cu reads them, in this order.
@@ -148,18 +147,18 @@ def window_of(convolution: Convolution) -> NDArray[np.int32]:
 
 def allocate(driver: Driver, problem: Prepare) -> DeviceOperands:
     """Allocate memory for the problem. Raises GpuFault, with the amount needed, if there is not enough."""
-    size = problem.dtype.element_bytes
-    b_bytes, c_bytes = _aligned(size * problem.b_elements), _aligned(size * problem.m * problem.n)
-    per_copy = b_bytes + c_bytes * (1 + problem.residual)
+    size, matrix = problem.dtype.element_bytes, problem.matrix
+    b_bytes, c_bytes = _aligned(size * problem.b_elements), _aligned(size * matrix.m * problem.n)
+    per_copy = b_bytes + c_bytes * (1 + problem.epilogue.residual)
     flush_bytes = _aligned(int(FLUSHED * driver.l2_bytes())) if problem.cache == "network" else 0
     beside = b_bytes + 2 * flush_bytes if flush_bytes else 0
-    fixed = problem.indptr.nbytes + problem.indices.nbytes + problem.values.nbytes + 20 * problem.m + beside
+    fixed = matrix.indptr.nbytes + matrix.indices.nbytes + matrix.data.nbytes + 20 * matrix.m + beside
     free = driver.memory_bytes()[0] - fixed - RESERVE_BYTES
     most = min(problem.most_copies, COPIES_BEHIND) if flush_bytes else problem.most_copies
     least = min(copies_beyond_l2(per_copy, driver.l2_bytes()), most)
     if least * per_copy > free:
         raise GpuFault(
-            f"B and C of {problem.k} x {problem.n} and {problem.m} x {problem.n}, {least} of each, take "
+            f"B and C of {matrix.k} x {problem.n} and {matrix.m} x {problem.n}, {least} of each, take "
             f"{least * per_copy / 2**30:.1f} GiB; {max(0, free) / 2**30:.1f} GiB are free on {driver.device_name()}"
         )
     copies = max(least, 2) if 2 * per_copy <= free else least  # a second C shows what differs from run to run
@@ -168,20 +167,19 @@ def allocate(driver: Driver, problem: Prepare) -> DeviceOperands:
     starts = [start + per_copy * copy for copy in range(copies)]
     behind = start + copies * per_copy
     return DeviceOperands(
-        m=problem.m,
-        k=problem.k,
+        m=matrix.m,
         n=problem.n,
-        indptr=driver.allocate(problem.indptr.nbytes),
-        indices=driver.allocate(max(4, problem.indices.nbytes)),
-        values=driver.allocate(max(4, problem.values.nbytes)),
+        indptr=driver.allocate(matrix.indptr.nbytes),
+        indices=driver.allocate(max(4, matrix.indices.nbytes)),
+        values=driver.allocate(max(4, matrix.data.nbytes)),
         b=tuple(starts),
         c=tuple(start + b_bytes for start in starts),
-        residual=tuple(start + b_bytes + c_bytes for start in starts) if problem.residual else (),
+        residual=tuple(start + b_bytes + c_bytes for start in starts) if problem.epilogue.residual else (),
         kept=tuple(behind + c_bytes * number for number in range(kept)),
-        bias=0 if problem.bias is None else driver.allocate(problem.bias.nbytes),
+        bias=0 if problem.epilogue.bias is None else driver.allocate(4 * matrix.m),
         window=0 if problem.convolution is None else driver.allocate(4 * WINDOW_SIZES),
         tolerance=driver.allocate(TOLERANCE_BYTES),
-        worst=driver.allocate(16 * problem.m),
+        worst=driver.allocate(16 * matrix.m),
         source=driver.allocate(beside) if beside else 0,
         flush_bytes=flush_bytes,
         drawn=draw(problem),
@@ -192,17 +190,18 @@ def allocate(driver: Driver, problem: Prepare) -> DeviceOperands:
 
 def fill_a(driver: Driver, operands: DeviceOperands, problem: Prepare) -> None:
     """Copy A to the GPU, for the gate."""
-    driver.upload(operands.indptr, problem.indptr)
-    if problem.values.size:
-        driver.upload(operands.indices, problem.indices)
-        driver.upload(operands.values, problem.values)
+    matrix = problem.matrix
+    driver.upload(operands.indptr, matrix.indptr)
+    if matrix.nnz:
+        driver.upload(operands.indices, matrix.indices)
+        driver.upload(operands.values, matrix.data)
 
 
 def fill(driver: Driver, operands: DeviceOperands, problem: Prepare) -> None:
     """Copy A and every copy of B to the GPU: at the start, and after a kernel that wrote out of bounds."""
     fill_a(driver, operands, problem)
-    if problem.bias is not None:
-        driver.upload(operands.bias, problem.bias)
+    if problem.epilogue.bias is not None:
+        driver.upload(operands.bias, np.array(problem.epilogue.bias, np.float32))
     if problem.convolution is not None:
         driver.upload(operands.window, window_of(problem.convolution))
     for address in (*operands.b, *([operands.source] if operands.source else [])):

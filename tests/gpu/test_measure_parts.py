@@ -21,7 +21,7 @@ from lospmm.gpu.messages import Answer, Prepare, content_bytes, packed
 from lospmm.matrix.csr import SparseMatrix, from_dense
 from lospmm.problem.convolution import output_elements, unfold
 from lospmm.problem.device import DEVICES
-from lospmm.problem.epilogue import bias_of
+from lospmm.problem.epilogue import Epilogue, bias_of
 from lospmm.problem.launch import Launch
 from lospmm.problem.problem import Problem
 from lospmm.settings import settings
@@ -204,7 +204,7 @@ def test_a_result_that_passed_is_known_again(library: Path, monkeypatch: pytest.
     first, checks_of_first = verdict(right)
     assert (first.failure, checks_of_first) == (None, 1)
     assert verdict(right) == (first, 0) == verdict(right, copy=place.copies - 1)
-    assert verdict(right, replace(problem, relu=True))[1] == 1
+    assert verdict(right, replace(problem, epilogue=Epilogue(relu=True)))[1] == 1
     wrong = right.copy()
     wrong[3, 5] += 1
     assert verdict(wrong)[0].failure and verdict(wrong)[1] == 1, "what failed is not kept"
@@ -217,7 +217,8 @@ def test_a_result_that_passed_is_known_again(library: Path, monkeypatch: pytest.
 def test_results_are_kept_where_there_is_room(library: Path) -> None:
     problem = prepared(from_dense(sparse(6, 7, 0.5, 1)), 40)
     size = sum(-(-4 * rows * 40 // 256) * 256 for rows in (6, 7))
-    fixed = problem.indptr.nbytes + problem.indices.nbytes + problem.values.nbytes + 20 * 6
+    held = problem.matrix
+    fixed = held.indptr.nbytes + held.indices.nbytes + held.data.nbytes + 20 * 6
     driver = FakeDriver(library, l2_bytes=0, free_bytes=operands.RESERVE_BYTES + fixed + 2 * size)
     place, checks = operands.allocate(driver, problem), loaded(driver)
     assert (place.copies, place.kept) == (2, ())

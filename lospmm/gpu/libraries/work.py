@@ -15,6 +15,7 @@ from lospmm.gpu.network import time_in
 from lospmm.gpu.operands import fill, fill_a
 from lospmm.gpu.timing import FULL, Effort, Timing
 from lospmm.matrix.csr import SparseMatrix
+from lospmm.problem.epilogue import PLAIN
 
 if TYPE_CHECKING:
     from lospmm.gpu.worker import Workbench
@@ -37,8 +38,8 @@ class BaselineTask:
 def run(bench: "Workbench", task: BaselineTask) -> BaselineTime:
     """Time a baseline in the worker. Raises GpuFault."""
     driver, problem, operands = bench.driver, bench.problem, bench.operands
-    problem = replace(problem, bias=None, relu=False, residual=False)  # no library adds anything to its product
-    matrix = SparseMatrix(problem.m, problem.k, problem.indptr, problem.indices, problem.values)
+    problem = replace(problem, epilogue=PLAIN)  # no library adds anything to its product
+    matrix = problem.matrix
     copies = [Buffers(b, c) for b, c in zip(operands.b, operands.c, strict=True)]
 
     def check(enqueue: Enqueue, limit: float | None, multiplied: SparseMatrix | None) -> GateVerdict:
@@ -46,7 +47,7 @@ def run(bench: "Workbench", task: BaselineTask) -> BaselineTime:
         held_to = replace(problem, tolerance=tolerance)
         if multiplied is None:
             return check_copies(enqueue, held_to)
-        own = replace(held_to, indptr=multiplied.indptr, indices=multiplied.indices, values=multiplied.data)
+        own = replace(held_to, matrix=multiplied)
         try:
             fill_a(driver, operands, own)
             return check_copies(enqueue, own)
