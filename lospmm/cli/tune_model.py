@@ -125,7 +125,7 @@ def _tuned_here(batch: Batch, out: Path, *, quiet: bool) -> ModelFolder:
 def _opened(out: Path, batch: Batch, *, quiet: bool) -> ModelFolder:
     """Open the model's folder; note convolutions that get kernels of products."""
     folder = ModelFolder(out, batch, _say_failure)
-    products = [one.layer for one in batch.kernels if one.layer in batch.model.conv2d and one.row.conv is None]
+    products = [one.layer for one in batch.kernels if batch.model.axes.get(one.layer) == 4 and one.row.conv is None]
     if found := list(dict.fromkeys(products)):
         said = f"note: kernels of products for the 4-D weights {_listed(found)}, which lospmm.nn.load_ cannot use"
         say(quiet=quiet)(f"{said}: `lospmm layers` writes a table of convolutions for --layers")

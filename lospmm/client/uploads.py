@@ -114,7 +114,7 @@ def _read(model: ModelWeights, seed: int, table: LayerTable) -> Uploads:
     if has_own:
         opened.check_biases()
     table.check_used([*opened.names, *opened.others])
-    skipped = table.skipped(opened.names, opened.conv1d)
+    skipped = table.skipped(opened.names, opened.axes)
     layers = {
         name: _of_file(name, found, table)
         for name, found in opened.read([name for name in opened.names if name not in skipped])

@@ -34,7 +34,7 @@ class LayerSource:
     """The layers of a model; ``read`` yields those of the names that it is given, in the order of ``names``.
 
     ``others`` are the tensors of a model's file that are no layers, with the reasons; ``has_biases`` says whether
-    a bias of any layer is among them. ``conv1d`` and ``conv2d`` are the names of weights with three and four axes.
+    a bias of any layer is among them. ``axes`` are how many each weight of a model's file has.
     """
 
     name: str
@@ -42,8 +42,7 @@ class LayerSource:
     read: Callable[[Collection[str]], Iterator[tuple[str, Found]]]
     others: Mapping[str, str] = field(default_factory=dict)
     has_biases: bool = False
-    conv1d: frozenset[str] = frozenset()
-    conv2d: frozenset[str] = frozenset()
+    axes: Mapping[str, int] = field(default_factory=dict)
 
     def check_biases(self) -> None:
         """Raise BadRequest if no layer has a bias that could be added."""
@@ -72,8 +71,7 @@ def open_model(path: Path, *, seed: int = 0) -> LayerSource:
         read,
         {name: reason for part in parts for name, reason in part.others.items()},
         any(part.has_biases for part in parts),
-        frozenset().union(*(part.conv1d for part in parts)),
-        frozenset().union(*(part.conv2d for part in parts)),
+        {name: axes for part in parts for name, axes in part.axes.items()},
     )
 
 
@@ -152,8 +150,7 @@ def _weights(file: Path) -> LayerSource:
         lambda wanted: readers.read_model(_content(file), file.name, wanted),
         held.others,
         any(held.weights.values()),
-        held.conv1d,
-        held.conv2d,
+        held.axes,
     )
 
 

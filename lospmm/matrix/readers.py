@@ -151,13 +151,12 @@ def read_model(
 class ModelTensors(NamedTuple):
     """The tensors of a model: weights, with whether each has a bias; others, with why they are none.
 
-    ``conv1d`` and ``conv2d`` name the weights with three and four axes.
+    ``axes`` are how many each weight has.
     """
 
     weights: dict[str, bool]
     others: dict[str, str]
-    conv1d: frozenset[str]
-    conv2d: frozenset[str]
+    axes: dict[str, int]
 
 
 def tensors_of_model(content: Content, name: str) -> ModelTensors:
@@ -165,8 +164,7 @@ def tensors_of_model(content: Content, name: str) -> ModelTensors:
     weights, tensors = _weights(content, _printable(name) or "model"), _tensors(content)
     has_bias = {weight: _bias_name(weight) in tensors for weight in sorted(weights, key=natural)}
     others = {one: _why_no_weight(tensors[one]) for one in sorted(tensors, key=natural) if one not in weights}
-    conv1d, conv2d = (frozenset(one for one in weights if len(weights[one]["shape"]) == axes) for axes in (3, 4))
-    return ModelTensors(has_bias, others, conv1d, conv2d)
+    return ModelTensors(has_bias, others, {one: len(weight["shape"]) for one, weight in weights.items()})
 
 
 def no_biases(names: Sequence[str]) -> BadRequest:

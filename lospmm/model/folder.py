@@ -49,12 +49,12 @@ class Batch:
     @property
     def skipped(self) -> dict[str, str]:
         """What gets no kernel, with the reasons: layers that the table skips, and tensors that are no weights."""
-        return {**self.table.skipped(self.model.names, self.model.conv1d), **self.model.others}
+        return {**self.table.skipped(self.model.names, self.model.axes), **self.model.others}
 
     def check(self) -> None:
         """Raise BadRequest for a table with a row for none of the layers, or that skips all of them."""
         self.table.check_used([*self.model.names, *self.model.others])
-        self.check_asked(self.table.skipped(self.model.names, self.model.conv1d))
+        self.check_asked(self.table.skipped(self.model.names, self.model.axes))
 
     def check_asked(self, skipped: Mapping[str, str]) -> None:
         """Raise BadRequest if all layers are skipped."""

@@ -20,10 +20,11 @@ With several numbers of columns, ``n = [1, 8, 512]``, a layer has a kernel for e
 import json
 import re
 import tomllib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
@@ -205,15 +206,15 @@ class LayerTable:
             raise BadRequest(f"layer table: {printable(name)[:80]!r}: bias is true, and the file has none beside it")
         return bias
 
-    def skipped(self, names: Sequence[str], conv1d: Collection[str] = ()) -> dict[str, str]:
+    def skipped(self, names: Sequence[str], axes: Mapping[str, int] = MappingProxyType({})) -> dict[str, str]:
         """Return the layers of ``names`` that are skipped, with the reasons.
 
-        ``conv1d`` are those whose weights have three axes: they are multiplied as convolutions of height 1 alone.
+        Weights of three ``axes`` are multiplied as convolutions of height 1 alone.
         """
 
         def reason(name: str) -> str | None:
             row = self.row_of(name)
-            return NO_WINDOW if row.skip is None and row.conv is None and name in conv1d else row.skip
+            return NO_WINDOW if row.skip is None and row.conv is None and axes.get(name) == 3 else row.skip
 
         return {name: why for name in names if (why := reason(name)) is not None}
 

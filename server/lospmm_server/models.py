@@ -179,7 +179,7 @@ def _read(uploads: Sequence[UploadFile], seed: int, table: LayerTable) -> Iterat
         raise BadRequest(f"two layers are called {min(twice)!r}: a layer is named by its weight or file")
     for upload, held in parts:
         content, file = content_of(upload.file), upload.filename or FIELD
-        skipped = table.skipped(_layers(upload, held), held.conv1d if held else ())
+        skipped = table.skipped(_layers(upload, held), held.axes if held else {})
         read = iter(()) if held is None else readers.read_model(content, file, held.weights.keys() - skipped)
         for name in _layers(upload, held):
             if name in skipped:

@@ -39,7 +39,8 @@ def test_rows_by_name_and_by_pattern() -> None:
     assert table.row_of("encoder.9.weight").skip == "left dense", "its own row comes before a pattern"
     assert table.row_of("fc.weight").skip == "the layer table has no row for it"
     assert table.skipped(["encoder.9.weight", "encoder.1.weight"]) == {"encoder.9.weight": "left dense"}
-    assert table.skipped(names := ["encoder.1.weight", "conv1.weight"], conv1d=names) == {names[0]: NO_WINDOW}
+    names = ["encoder.1.weight", "conv1.weight"]
+    assert table.skipped(names, dict.fromkeys(names, 3)) == {names[0]: NO_WINDOW}
     assert (table.n, LayerTable({"*": LayerSpec(n=5)}).n) == (None, 5)
 
 
