@@ -193,30 +193,28 @@ def check_target(directory: Path) -> None:
 
     BadRequest if it would destroy something that is not an artifact, ToolchainFault if it may not write.
     """
-    if "\0" in str(directory):
-        raise BadRequest(f"{str(directory)!r:.80}: holds a NUL; name a folder")
-    try:
-        place = next((path for path in directory.absolute().parents if path.exists()), directory)
-        is_other = directory.exists() and not directory.is_dir()
-        if is_other or not place.is_dir():
-            raise BadRequest(f"{directory}: {'' if is_other else f'{place} '}is a file; name a folder")
-        _check_held(_names(directory) if directory.exists() else set(), directory)
-        _check_links(directory)
-        is_held = directory.is_mount() or (directory.exists() and directory.samefile(os.curdir))
-        if is_held:  # by other files
-            raise BadRequest(f"{directory}: is the current folder or a mount point; name a folder in it")
-        _check_place(place, directory)
-    except OSError as error:
-        raise BadRequest(f"{directory}: cannot be used: {error.strerror}") from None
+    _check(directory, is_replaced=True)
 
 
 def check_folder(directory: Path) -> None:
     """Raise BadRequest if ``directory`` is or lies in a file, ToolchainFault if it cannot be written."""
+    _check(directory, is_replaced=False)
+
+
+def _check(directory: Path, *, is_replaced: bool) -> None:
+    if "\0" in str(directory):
+        raise BadRequest(f"{str(directory)!r:.80}: holds a NUL; name a folder")
     try:
         _check_links(directory)
-        place = next((path for path in (directory, *directory.absolute().parents) if path.exists()), directory)
+        path = directory.absolute()
+        place = next(one for one in (path, *path.parents) if one.exists())
         if not place.is_dir():
-            raise BadRequest(f"{directory}: {'' if place == directory else f'{place} '}is a file; name a folder")
+            raise BadRequest(f"{directory}: {'' if place == path else f'{place} '}is a file; name a folder")
+        if is_replaced and place == path:
+            _check_held(_names(path), directory)
+            if path.is_mount() or path.samefile(os.curdir):  # held by other files
+                raise BadRequest(f"{directory}: is the current folder or a mount point; name a folder in it")
+            place = path.parent
         _check_place(place, directory)
     except OSError as error:
         raise BadRequest(f"{directory}: cannot be used: {error.strerror}") from None
