@@ -6,9 +6,8 @@ as CSR_ALG2 on an H200. Constants and types: cusparse.h of CUDA 13.0.
 """
 
 import ctypes
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -94,25 +93,6 @@ def open_library() -> Library:
     return load(find("cusparse"), TYPES, named_by("cusparseGetErrorName"))
 
 
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """cusparseSpMM for one algorithm, with all but the copy filled in. Holds what its pointers point to."""
-
-    library: Library
-    handle: Pointer
-    a: tuple[Pointer, ...]  # the descriptor of each copy
-    dense: tuple[tuple[Pointer, Pointer], ...]  # the descriptors of B and C of each copy
-    algorithm: int
-    one: ctypes.c_float
-    zero: ctypes.c_float
-
-    def __call__(self, name: str, copy: int, last: object) -> None:
-        b, c = self.dense[copy]
-        one, zero = ctypes.byref(self.one), ctypes.byref(self.zero)
-        operands = (one, self.a[copy % len(self.a)], b, zero, c, COMPUTE_32F, self.algorithm)
-        self.library.call(name, self.handle, NON_TRANSPOSE, NON_TRANSPOSE, *operands, last)
-
-
 @contextmanager
 def prepare(place: LibraryTask, open_library: Callable[[], Library] = open_library) -> Iterator[Variants]:
     """Yield one variant for each row of ``ALGORITHMS``. Raises LibraryFault, or GpuFault of the driver."""
@@ -123,24 +103,30 @@ def prepare(place: LibraryTask, open_library: Callable[[], Library] = open_libra
         copies_of_a = [_place_csr(stack, place) for _ in range(place.copies_of_a)]
         dense = tuple(_describe_dense(stack, library, place, copy) for copy in place.copies)
         describe = partial(create, stack, library, "cusparseCreateCsr", "cusparseDestroySpMat")
+        one, zero = ctypes.c_float(1.0), ctypes.c_float(0.0)  # as long as they are pointed to
+
+        def multiply(algorithm: int, a: Sequence[Pointer], name: str, copy: int, last: object) -> None:
+            b, c = dense[copy]
+            operands = (ctypes.byref(one), a[copy % len(a)], b, ctypes.byref(zero), c, COMPUTE_32F, algorithm)
+            library.call(name, handle, NON_TRANSPOSE, NON_TRANSPOSE, *operands, last)
+
         variants: dict[str, Callable[[int], None]] = {}
         for name, algorithm in ALGORITHMS.items():
             # Preprocessing makes a descriptor of A the property of its buffer: one of each for every algorithm.
             a = tuple(describe(*csr) for csr in copies_of_a)
-            call = _Call(library, handle, a, dense, algorithm, ctypes.c_float(1.0), ctypes.c_float(0.0))
             try:
-                variants[name] = _ready(stack, place, call)
+                variants[name] = _ready(stack, place, partial(multiply, algorithm, a), len(a))
             except LibraryFault as fault:
                 variants[name] = partial(_refuse, fault)  # the other may still be timed
         version = version_of(library, "cusparseGetVersion", handle, 1000)  # 12603 is 12.6.3
         yield Variants(f"cuSPARSE {version} ({file_name(library.path)})", variants)
 
 
-def _ready(stack: ExitStack, place: LibraryTask, call: _Call) -> Callable[[int], None]:
+def _ready(stack: ExitStack, place: LibraryTask, call: Callable[..., None], copies: int) -> Callable[[int], None]:
     """Give an algorithm its buffers and preprocess each copy of A for it."""
     size = ctypes.c_size_t()
     call("cusparseSpMM_bufferSize", 0, ctypes.byref(size))
-    buffers = [reserve(stack, place.driver, size.value) for _ in call.a]
+    buffers = [reserve(stack, place.driver, size.value) for _ in range(copies)]
     for copy, buffer in enumerate(buffers):
         call("cusparseSpMM_preprocess", copy, buffer)
     return lambda copy: call("cusparseSpMM", copy, buffers[copy % len(buffers)])
