@@ -94,11 +94,3 @@ def _cells(row: Row) -> tuple[str, ...]:
     shape, n = f"{row.shape[0]} x {row.shape[1]}", "-" if row.n is None else str(row.n)
     zeros = "-" if row.sparsity is None else f"{100 * row.sparsity:.1f}%"
     return (row.layer, shape, zeros, n, *micros, row.advice, row.reason)
-
-
-def from_json(text: str) -> Report:
-    """Read the JSON of ``Report.to_json``."""
-    content = json.loads(text)
-    rows = tuple(Row(**{**row, "shape": tuple(row["shape"])}) for row in content["layers"])
-    model = content.get("model")
-    return Report(rows, None if model is None else ModelTimes(**model))

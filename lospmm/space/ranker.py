@@ -1,8 +1,7 @@
 """The interface of rankers (section 3.5), and the choice of the best-ranked candidates."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,12 +9,9 @@ from numpy.typing import NDArray
 from lospmm.problem.problem import Problem
 from lospmm.space.candidates import UnrolledPlan
 
-
-class Ranker(Protocol):
-    """Predicts the order of one problem's candidates: the analytic estimate, or a trained model."""
-
-    def __call__(self, problem: Problem, candidates: Sequence[UnrolledPlan]) -> NDArray[np.float64]:
-        """Return a score of each candidate, (candidates,): the lowest is predicted fastest."""
+#: Returns a score of each of a problem's candidates, (candidates,): the lowest is predicted fastest. The analytic
+#: estimate, or a trained model.
+Ranker = Callable[[Problem, Sequence[UnrolledPlan]], NDArray[np.float64]]
 
 
 def shortlist(

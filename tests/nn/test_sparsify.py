@@ -18,7 +18,6 @@ import lospmm.nn  # noqa: E402
 from lospmm.client.events import LayerProgress  # noqa: E402
 from lospmm.errors import BadRequest, NothingFits  # noqa: E402
 from lospmm.kernel import Kernel  # noqa: E402
-from lospmm.nn import report as report_module  # noqa: E402
 from lospmm.nn import sparsify  # noqa: E402
 from lospmm.nn.sources import tuner_here  # noqa: E402
 from lospmm.nn.tuning import Tuner  # noqa: E402
@@ -44,7 +43,7 @@ def test_a_model_runs_on_its_kernels() -> None:
     assert error(found, wanted) < MAX_ERROR
     assert found.is_contiguous()
     assert torch.equal(model[2](input=model[1](model[0](input=x))), found)
-    assert report_module.from_json(report.to_json()) == report
+    assert [row["layer"] for row in json.loads(report.to_json())["layers"]] == ["0", "2"]
     assert "2 of 2 layers" in str(report) and "40 x 24" in str(report)
     lospmm.nn.restore_(model)
     assert [type(one) for one in model] == [nn.Linear, nn.GELU, nn.Linear]

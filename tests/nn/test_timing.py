@@ -1,7 +1,9 @@
 """What is timed is the layer as it will be called; the clock itself needs a GPU."""
 
 import gc
+import json
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +25,7 @@ from lospmm.nn.calling import apart, calling_of  # noqa: E402
 from lospmm.nn.choice import settled  # noqa: E402
 from lospmm.nn.layout import UNKNOWN  # noqa: E402
 from lospmm.nn.paired import Block, Turns, in_turn  # noqa: E402
-from lospmm.nn.report import ModelTimes, Report, from_json  # noqa: E402
+from lospmm.nn.report import ModelTimes, Report  # noqa: E402
 from lospmm.nn.sparse import Sparse, made_dense  # noqa: E402
 from tests.nn.models import EMULATED, MAX_ERROR, drawn, error, exact, pruned  # noqa: E402
 
@@ -93,7 +95,6 @@ def test_layers_are_timed_on_their_kernels(called: Any, monkeypatch: pytest.Monk
         assert (report.model.dense_micros, report.model.chosen_micros, report.model.given_back) == (3.0, 1.0, 1)
         assert (report.model.ratio, report.model.noise) == (1 / 3, 0)
         assert "1.0 us of 3.0 us dense, 0.333 of it (noise 0.0%); 1 layers are dense for its sake" in str(report)
-        assert from_json(report.to_json()) == report
 
 
 @pytest.mark.parametrize("called", ["eager", "compiled"])
@@ -289,7 +290,7 @@ def test_who_is_level_says_what_the_gpu_does() -> None:
     )
     report = Report((), times)
     assert str(report).endswith("9.1 us of 9.0 us dense, 1.010 of it (noise 10.0%); of the GPU's part 0.500")
-    assert from_json(report.to_json()) == report
+    assert json.loads(report.to_json()) == {"layers": [], "model": asdict(times)}
 
 
 @pytest.mark.parametrize(("ratio", "noise", "expected"), [(0.99, 0.001, True), (0.99, 0.08, False), (1.0, 0.0, False)])
