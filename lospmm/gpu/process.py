@@ -11,6 +11,7 @@ import selectors
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Sequence
@@ -27,7 +28,7 @@ from lospmm.toolchain.process import has_ended
 #: -P: the current directory is not searched for modules.
 WORKER = (sys.executable, "-P", "-m", "lospmm.gpu.worker")
 
-#: Seconds between two checks for cancellation; the requested capacity of a pipe; and bytes kept of the end of stderr.
+#: Seconds between two checks for cancellation; the requested capacity of a pipe; and bytes read of the end of stderr.
 POLL_SECONDS = 0.05
 PIPE_BYTES = 1 << 20
 LOG_BYTES = 1 << 14
@@ -58,23 +59,23 @@ class WorkerProcess:
     def __init__(self, command: Sequence[str] = WORKER) -> None:
         variables = dict(os.environ)  # CUDA and its libraries read many variables
         variables |= {"PYTHONPATH": os.pathsep.join(sys.path)} | lifetime.compiler_environment()
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115  # closed by ``end``
         try:
             self._child = subprocess.Popen(
                 command,
                 env=variables,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
+                stderr=self._log,
                 start_new_session=True,
             )
         except OSError as error:
+            self._log.close()
             raise GpuFault(f"{command[0]} cannot be started: {error.strerror}") from error
         for stream in self._streams():
             os.set_blocking(stream.fileno(), False)
-        for stream in self._streams()[:2]:
             with suppress(OSError):  # a user's pipes may be limited (/proc/sys/fs/pipe-user-pages-soft)
                 fcntl.fcntl(stream.fileno(), fcntl.F_SETPIPE_SZ, PIPE_BYTES)
-        self._log = bytearray()
         self._sent: _Sent | None = None
 
     @property
@@ -118,7 +119,7 @@ class WorkerProcess:
             return
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
-        for stream in self._streams():
+        for stream in (*self._streams(), self._log):
             with suppress(BrokenPipeError):  # unsent bytes of a request
                 stream.close()
         try:
@@ -130,21 +131,17 @@ class WorkerProcess:
 
     def _exchange(self, pending: memoryview, deadline: float, seconds: float, cancel: threading.Event | None) -> Answer:
         received = bytearray()
-        stdin, stdout, stderr = self._streams()
+        stdin, stdout = self._streams()
         with selectors.DefaultSelector() as selector:
             if pending:
                 selector.register(stdin, selectors.EVENT_WRITE)
             selector.register(stdout, selectors.EVENT_READ)
-            selector.register(stderr, selectors.EVENT_READ)
             while (answer := _whole(received)) is None:
                 for key, _ in selector.select(POLL_SECONDS):
                     if key.fileobj is stdin:
                         pending = self._write(pending)
                         if not pending:
                             selector.unregister(stdin)
-                    elif key.fileobj is stderr:
-                        if not self._read_log():
-                            selector.unregister(stderr)
                     elif chunk := os.read(key.fd, PIPE_BYTES):
                         received += chunk
                     else:
@@ -164,41 +161,26 @@ class WorkerProcess:
         except BrokenPipeError:  # the end of its output is reported instead
             return pending[:0]
 
-    def _read_log(self) -> bool:
-        """Keep the end of the worker's stderr. Returns False once it is closed."""
-        assert self._child.stderr is not None
-        try:
-            chunk = os.read(self._child.stderr.fileno(), PIPE_BYTES)
-        except BlockingIOError:
-            return True
-        self._log = (self._log + chunk)[-LOG_BYTES:]
-        return bool(chunk)
-
     def _how_it_ended(self) -> str:
         deadline = time.monotonic() + ENDING_SECONDS
         while not self.has_ended():
             if time.monotonic() > deadline:
                 return "the process closed its output"
             time.sleep(0.01)
-        while self._read_some_log():
-            pass
         status = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
         assert status is not None
         if status.si_code == os.CLD_EXITED:
             ended = f"exit status {status.si_status}"
         else:
             ended = f"signal {status.si_status}, {signal.strsignal(status.si_status)}"
-        last_line = self._log.decode(errors="replace").strip().rpartition("\n")[2]
+        self._log.seek(max(0, self._log.seek(0, os.SEEK_END) - LOG_BYTES))
+        last_line = self._log.read().decode(errors="replace").strip().rpartition("\n")[2]
         return f"the process ended: {ended}" + (f": {last_line}" if last_line else "")
 
-    def _read_some_log(self) -> bool:
-        before = bytes(self._log)
-        return self._read_log() and bytes(self._log) != before
-
-    def _streams(self) -> tuple[IO[bytes], IO[bytes], IO[bytes]]:
+    def _streams(self) -> tuple[IO[bytes], IO[bytes]]:
         child = self._child
-        assert child.stdin is not None and child.stdout is not None and child.stderr is not None
-        return child.stdin, child.stdout, child.stderr
+        assert child.stdin is not None and child.stdout is not None
+        return child.stdin, child.stdout
 
 
 def _whole(received: bytearray) -> Answer | None:
