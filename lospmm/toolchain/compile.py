@@ -9,7 +9,6 @@ import hashlib
 import json
 import re
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -40,7 +39,7 @@ _ONLY_DATA = re.compile(r"info\s*: \d+ bytes gmem\s*$")
 
 @dataclass(frozen=True, slots=True)
 class Binary:
-    """A linked kernel, its resources, and how long it took."""
+    """A linked kernel and its resources."""
 
     cubin: bytes
     registers: int  # per thread
@@ -48,16 +47,6 @@ class Binary:
     stack_bytes: int  # per thread
     code_bytes: int  # machine code of all tiles
     toolchain: str  # "ptxas 13.0.88 (PyPI)"
-    compile_seconds: float
-    cached_units: int  # units that the store held
-
-
-@dataclass(frozen=True, slots=True)
-class _Unit:
-    """A compiled unit, whose object lies in the directory of the job."""
-
-    spill_bytes: int
-    cached: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,14 +84,12 @@ def compile_kernel(
     if is_alone:
         compiler = of_whole_programs(compiler)
     with lifetime.temporary_directory() as directory:
-        started = time.monotonic()
         job = _Compilation(emission.units, compiler, store, directory, threading.Event())
-        units = _compile_all(job, workers, progress, cancel)
-        seconds = time.monotonic() - started
+        spill_bytes = _compile_all(job, workers, progress, cancel)
         if is_alone:
             cubin = (directory / _object(0)).read_bytes()
         elif emission.machine is None:
-            cubin = _link(toolkit.nvlink, arch, len(units), directory, cancel)
+            cubin = _link(toolkit.nvlink, arch, len(emission.units), directory, cancel)
         else:
             cubin = graft((directory / _object(0)).read_bytes(), emission.machine, emission.entry)
         if emission.data is not None:
@@ -111,47 +98,49 @@ def compile_kernel(
     return Binary(
         cubin=cubin,
         registers=usage.registers,
-        spill_bytes=sum(unit.spill_bytes for unit in units),
+        spill_bytes=spill_bytes,
         stack_bytes=usage.stack_bytes,
         code_bytes=elf.code_bytes(cubin),
         toolchain=compiler.title,
-        compile_seconds=seconds,
-        cached_units=sum(unit.cached for unit in units),
     )
 
 
 def _compile_all(
     job: _Compilation, workers: int, progress: Callable[[int, int], None] | None, cancel: threading.Event | None
-) -> list[_Unit]:
-    """Compile all units into the job's directory; the first failure stops the others and is raised."""
+) -> int:
+    """Compile all units into the job's directory, and return the bytes that they spill.
+
+    The first failure stops the others and is raised.
+    """
     longest_first = sorted(range(len(job.units)), key=lambda index: len(job.units[index]), reverse=True)
-    ended: SimpleQueue[Future[_Unit]] = SimpleQueue()
-    units: list[_Unit] = []
+    ended: SimpleQueue[Future[int]] = SimpleQueue()
+    spilled: list[int] = []
     pool = ThreadPoolExecutor(workers, thread_name_prefix="compile")
     try:
         for index in longest_first:
             pool.submit(_compile_unit, job, index).add_done_callback(ended.put)
-        while len(units) < len(job.units):
+        while len(spilled) < len(job.units):
             if cancel is not None and cancel.is_set():
                 raise CancelledError
             try:
-                units.append(ended.get(timeout=POLL_SECONDS).result())
+                spilled.append(ended.get(timeout=POLL_SECONDS).result())
             except Empty:
                 continue
             if progress is not None:
-                progress(len(units), len(job.units))
+                progress(len(spilled), len(job.units))
     finally:
         job.stop.set()
         pool.shutdown(cancel_futures=True)
-    return units
+    return sum(spilled)
 
 
-def _compile_unit(job: _Compilation, index: int) -> _Unit:
+def _compile_unit(job: _Compilation, index: int) -> int:
+    """Put the object of a unit into the job's directory, and return the bytes that it spills."""
     text, target = job.units[index], job.directory / _object(index)
     key = _unit_key(job.compiler, text)
     if kept := job.store.get("unit", key):
         target.write_bytes(kept["unit.o"])
-        return _Unit(int(kept["spill_bytes"]), cached=True)
+        return int(kept["spill_bytes"])
     source = target.with_suffix(job.compiler.suffix)
     source.write_text(text)
     finished = run(
@@ -169,7 +158,7 @@ def _compile_unit(job: _Compilation, index: int) -> _Unit:
         raise compiler_fault(f"{job.compiler.name} did not tell what it spilled", finished, text)
     spill_bytes = sum(int(stores) + int(loads) for stores, loads in spills)
     job.store.put("unit", key, {"unit.o": target.read_bytes(), "spill_bytes": str(spill_bytes).encode()})
-    return _Unit(spill_bytes, cached=False)
+    return spill_bytes
 
 
 def _unit_key(compiler: Compiler, text: str) -> str:
