@@ -2,10 +2,11 @@
 
 import io
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,9 +24,10 @@ from lospmm.problem.weights import Weights, flattened, matrix_and_values
 #: weights by their names.
 ModelWeights: TypeAlias = str | os.PathLike[str] | LayerSource | Mapping[str, Weights]
 
-
 #: Biases of layers by name; True: those that lie beside the weights of a model's file.
 Biases: TypeAlias = bool | Mapping[str, Sequence[float] | NDArray[np.floating]]
+
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,7 @@ def read_uploads(model: ModelWeights, seed: int, biases: Biases, table: LayerTab
     layers = dict(uploads.layers)
     for name, bias in named.items():
         found = layers[name]
-        layers[name] = found if isinstance(found, BadRequest) else _biased(found, bias)
+        layers[name] = found if isinstance(found, BadRequest) else _or_error(partial(with_bias, found, bias))
     return replace(uploads, layers=layers)
 
 
@@ -108,15 +110,16 @@ def _read(model: ModelWeights, seed: int, table: LayerTable) -> Uploads:
         if has_own:
             raise BadRequest("biases: True takes those of a model's file; of weights by name, give biases by name too")
         skipped = table.skipped(list(model))
-        named = {name: _upload(name, own, table) for name, own in model.items() if name not in skipped}
-        return _sorted("model", named, skipped)
+        named = {name: weights for name, weights in model.items() if name not in skipped}
+        made = {name: _or_error(partial(_upload, name, own, table)) for name, own in named.items()}
+        return _sorted("model", made, skipped)
     opened = model if isinstance(model, LayerSource) else open_model(Path(model), seed=seed)
     if has_own:
         opened.check_biases()
     table.check_used([*opened.names, *opened.others])
     skipped = table.skipped(opened.names, opened.axes)
     layers = {
-        name: _of_file(name, found, table)
+        name: _or_error(partial(_of_file, name, found, table))
         for name, found in opened.read([name for name in opened.names if name not in skipped])
     }
     return _sorted(opened.name, layers, {**skipped, **opened.others})
@@ -128,34 +131,28 @@ def _sorted(model: str, layers: Mapping[str, Upload | BadRequest | str], skipped
     return Uploads(model, own, {name: one for name, one in layers.items() if isinstance(one, str)} | {**skipped})
 
 
-def _of_file(name: str, file: MatrixFile | BadMatrix, table: LayerTable) -> Upload | BadRequest | str:
-    """Return the upload of a layer, what is wrong with it, or why it is skipped."""
+def _or_error(make: Callable[[], Made]) -> Made | BadRequest:
+    try:
+        return make()
+    except BadRequest as error:
+        return error
+
+
+def _of_file(name: str, file: MatrixFile | BadMatrix, table: LayerTable) -> Upload | str:
+    """Return the upload of a layer, or why it is skipped. Raises BadRequest."""
     if (reason := table.why_unpruned(name, file)) is not None:
         return reason
     if isinstance(file, BadMatrix):
-        return file
-    try:
-        own = table.row_of(name).file(file)
-        upload = upload_of(name, own.matrix, own.values)
-        return upload if (bias := table.bias_of(name, file)) is None else with_bias(upload, bias)
-    except BadRequest as error:
-        return error
+        raise file
+    own = table.row_of(name).file(file)
+    upload = upload_of(name, own.matrix, own.values)
+    return upload if (bias := table.bias_of(name, file)) is None else with_bias(upload, bias)
 
 
-def _biased(upload: Upload, bias: Sequence[float] | NDArray[np.floating]) -> Upload | BadRequest:
-    try:
-        return with_bias(upload, bias)
-    except BadRequest as error:
-        return error
-
-
-def _upload(name: str, weights: Weights, table: LayerTable) -> Upload | BadRequest | str:
-    try:
-        row = table.row_of(name)
-        file = MatrixFile(*matrix_and_values(flattened(weights, row.convolution, row.groups)), name)
-        return _of_file(name, file, table)
-    except BadRequest as error:
-        return error
+def _upload(name: str, weights: Weights, table: LayerTable) -> Upload | str:
+    row = table.row_of(name)
+    file = MatrixFile(*matrix_and_values(flattened(weights, row.convolution, row.groups)), name)
+    return _of_file(name, file, table)
 
 
 def _write_smtx(matrix: SparseMatrix) -> bytes:
