@@ -19,7 +19,7 @@ from lospmm.families import row_block
 from lospmm.families.all_fours import Shared, choose_all, is_long
 from lospmm.families.fours import Fours, fours_of
 from lospmm.families.lists import MAX_GRID_SIDE
-from lospmm.families.packed import PackedKernel, pack, source_of_template
+from lospmm.families.packed import PLACES, PackedKernel, pack, source_of_template
 from lospmm.families.row_block import ROWS, WARPGROUP, threads_of
 from lospmm.families.warpgroups import ARCH, columns_of_a_block, waves_of
 from lospmm.matrix.csr import SparseMatrix
@@ -209,6 +209,7 @@ def pack_plan(problem: Problem, plan: TwoOfFour) -> PackedKernel:
         "COLS": plan.cols,
         "STAGES": stages,
         "FEEDERS": _FEEDERS,
+        "FIRST_ARRAY": 2 * PLACES * 8,
         "FEEDING_REGISTERS": _FEEDING_REGISTERS,
         "REGISTERS": taken,
         "LOSPMM_CLUSTER": plan.cluster,
@@ -230,9 +231,21 @@ def pack_plan(problem: Problem, plan: TwoOfFour) -> PackedKernel:
 
 
 def _laid_out(problem: Problem, plan: TwoOfFour) -> list[NDArray[Any]]:
-    """Return each block's first chunk, the offsets of B's rows of each chunk, and its weights."""
+    """Return what each block starts with, the offsets of B's rows of each chunk, and its weights."""
     ordered = _ordered(problem.matrix, problem.dtype, plan.groups)
-    return [ordered.starts, ordered.columns * np.uint32(problem.n // 8), ordered.weights]
+    rows = ordered.columns * np.uint32(problem.n // 8)
+    return [_starts(ordered.starts, rows, _grid(plan, problem)), rows, ordered.weights]
+
+
+def _starts(starts: NDArray[np.int32], rows: NDArray[np.uint32], grid: tuple[int, int, int]) -> NDArray[np.uint32]:
+    """Return ``Start`` of the template, (blocks along z, of a cluster, words)."""
+    _, cluster, along = grid
+    group, row_block = np.divmod(np.arange(along)[:, np.newaxis], len(starts) - 1)
+    bounds = np.diff(starts)[row_block] * np.arange(cluster + 1) // cluster + starts[row_block]
+    first, end = bounds[:, :-1], bounds[:, 1:]
+    chunks = np.minimum(first[..., np.newaxis] + np.arange(_FEEDERS), end[..., np.newaxis] - 1).clip(0)
+    heads = np.stack(np.broadcast_arrays(first, end, row_block, group), axis=-1).astype(np.uint32)
+    return np.concatenate((heads, rows.reshape(-1, DEPTH)[chunks].reshape(along, cluster, -1)), axis=-1)
 
 
 #: Lets one of several threads that need the same order make it.
