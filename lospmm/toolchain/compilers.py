@@ -91,6 +91,7 @@ def _nvrtc(arch: str, registers: int) -> Compiler:
         program=_NVRTC,
         options=(
             f"--gpu-architecture={arch}",
+            "-default-device",  # constexpr functions bear no annotation
             "-rdc=true",
             f"--maxrregcount={registers}",
             "--ptxas-options=-v",

@@ -1,7 +1,7 @@
 """Replacement of a packed kernel's data, its matrix, in a linked cubin.
 
-The linker gives the data's symbol a section of its own, ``.nv.global.init``, which the code refers to by address
-alone: it may have any length.
+The code refers to the data by its symbol alone: they may have any length and place in ``.nv.global.init``. nvcc puts
+nothing else there; NVRTC keeps the text's constants, before or behind them.
 """
 
 from lospmm.errors import ToolchainFault
@@ -14,26 +14,39 @@ SYMBOL = "lospmm_data"
 
 def data_of(image: bytes) -> bytes:
     """Return the data of a cubin. Raises ToolchainFault if it has none."""
-    found = [part.content for part in elf.sections(image) if part.name == SECTION]
-    if not found:
-        raise ToolchainFault(f"the image has no section {SECTION} with data")
-    return found[0]
+    content, start, size = _found(image)
+    return content[start : start + size]
 
 
 def embed(image: bytes, data: bytes) -> bytes:
     """Return ``image`` with ``data`` as the contents of its symbol. Raises ToolchainFault if it has none."""
+    content, start, size = _found(image)
+    if start + size < len(content):  # behind the others, at a multiple of the size, which is the alignment
+        content += bytes(-len(content) % size)
+        start = len(content)
+    table = bytearray()
+    symbols, names = _symbols(image)
+    for symbol in elf.SYMBOL.iter_unpack(symbols):
+        own = (start, len(data)) if elf.string(names, symbol[0]) == SYMBOL else symbol[4:]
+        table += elf.SYMBOL.pack(*symbol[:4], *own)
+    return rewrite(image, {SECTION: content[:start] + data, ".symtab": bytes(table)})
+
+
+def _symbols(image: bytes) -> tuple[bytes, bytes]:
+    """Return the table of symbols, and that of their names."""
     parts = elf.sections(image)
-    if not any(part.name == SECTION for part in parts):
-        raise ToolchainFault(f"the linked image has no section {SECTION} for its data")
-    symbols = next(part for part in parts if part.name == ".symtab")
-    names = parts[symbols.link].content
-    table, found = bytearray(), 0
-    for symbol in elf.SYMBOL.iter_unpack(symbols.content):
-        is_data = elf.string(names, symbol[0]) == SYMBOL
-        found += is_data
-        if is_data and symbol[4] != 0:
-            raise ToolchainFault(f"{SYMBOL} is not the first of {SECTION}: a template has other global variables")
-        table += elf.SYMBOL.pack(*symbol[:5], len(data) if is_data else symbol[5])
-    if found != 1:
-        raise ToolchainFault(f"the linked image has {found} symbols {SYMBOL}")
-    return rewrite(image, {SECTION: data, ".symtab": bytes(table)})
+    table = next(part for part in parts if part.name == ".symtab")
+    return table.content, parts[table.link].content
+
+
+def _found(image: bytes) -> tuple[bytes, int, int]:
+    """Return the section, and start and size of the data in it."""
+    content = next((part.content for part in elf.sections(image) if part.name == SECTION), None)
+    if content is None:
+        raise ToolchainFault(f"the image has no section {SECTION} with data")
+    symbols, names = _symbols(image)
+    found = [one[4:] for one in elf.SYMBOL.iter_unpack(symbols) if elf.string(names, one[0]) == SYMBOL]
+    if len(found) != 1:
+        raise ToolchainFault(f"the image has {len(found)} symbols {SYMBOL}")
+    start, size = found[0]
+    return content, start, size

@@ -27,7 +27,7 @@ def compile_shared_library(text: str, *, header: str, store: Store, options: tup
     """
     compiler = find_host_compiler()
     if compiler is None:
-        raise ToolchainFault("running a kernel on the CPU needs g++, and there is none on PATH")
+        raise ToolchainFault("running a kernel on the CPU needs g++ on PATH; install it, or pass --verify none")
     decisive = json.dumps([host_compiler_version(compiler), options, header, text])
     key = hashlib.sha256(decisive.encode()).hexdigest()
     if kept := store.get("library", key):

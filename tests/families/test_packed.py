@@ -1,5 +1,7 @@
 """Packed kernels: their data in a cubin, their text on the CPU, the types of B and C."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -14,9 +16,9 @@ from lospmm.problem.epilogue import PLAIN
 from lospmm.problem.launch import Launch
 from lospmm.settings import settings
 from lospmm.store import Store
-from lospmm.toolchain import elf
+from lospmm.toolchain import compilers, elf
 from lospmm.toolchain.compile import compile_kernel
-from lospmm.toolchain.data import SECTION, SYMBOL
+from lospmm.toolchain.data import SECTION, SYMBOL, data_of
 from lospmm.toolchain.template import emission_of
 
 FLOAT32 = DTYPES["float32"]
@@ -65,6 +67,20 @@ def test_a_cubin_holds_the_data() -> None:
     sizes = {elf.string(names, symbol[0]): symbol[5] for symbol in elf.SYMBOL.iter_unpack(parts[".symtab"].content)}
     assert sizes[SYMBOL] == len(kernel.data)
     assert elf.kernel_usage(binary.cubin, "probe").registers == binary.registers
+
+
+@pytest.mark.parametrize("is_alone", [False, True])
+def test_nvrtc_puts_constants_beside_the_data(is_alone: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before or behind them; a function of the text that bears no annotation is the GPU's."""
+    monkeypatch.setattr(compilers, "find_host_compiler", lambda: None)
+    kernel = kernel_of("c[threadIdx.x] = lospmm_array<int>(0)[threadIdx.x] + LENGTHS[twice(threadIdx.x) % 3];")
+    text = "constexpr int LENGTHS[] = {5, 6, 7};\nconstexpr int twice(int n) { return 2 * n; }\nLOSPMM_KERNEL"
+    source = kernel.source.replace("LOSPMM_KERNEL(probe)", f"{text}(probe)")
+    emission = emission_of(replace(kernel, source=source, is_alone=is_alone))
+    binary = compile_kernel(emission, arch="sm_90", registers=64, store=Store(settings().cache_dir), workers=1)
+    parts = {part.name: part.content for part in elf.sections(binary.cubin)}
+    assert data_of(binary.cubin) == kernel.data
+    assert np.array([5, 6, 7], "<i4").tobytes() in parts[SECTION].replace(kernel.data, b"")
 
 
 def test_an_image_without_data_is_refused() -> None:
