@@ -12,8 +12,12 @@ import pytest
 from lospmm.settings import settings
 from lospmm.toolchain import discover
 
-# Read when NumPy and SciPy are imported: threads of BLAS wait busily for the cores that other tests run on.
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+# Read when NumPy, SciPy and PyTorch are imported: their threads wait busily for the cores that other tests run on.
+for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
+    os.environ.setdefault(name, "1")
+
+# Until all is collected: modules are imported by the hundred, and little of them is garbage.
+gc.disable()
 
 # Machines are shared: how long an example takes is no test. Where more than 40 are needed, the test says how many.
 hypothesis.settings.register_profile("here", deadline=None, max_examples=40)
@@ -43,6 +47,7 @@ def pytest_collection_finish() -> None:
     """Leave what was collected, and PyTorch, out of what the garbage collector looks through each time."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)
