@@ -17,12 +17,15 @@ from lospmm.space.reorder import WORD_BITS, nonempty_rows, tiling_of
 #: The most 64-bit words of masks that are compared: a few hundredths of a second.
 MAX_WORDS = 20_000_000
 
+#: Rows of a tile that are tried for a swap with each other tile.
+TRIED = 3
+
 #: Words whose comparison takes as long as computing the effect of one move.
 MOVE_WORDS = 2
 
 
 def swapped(matrix: SparseMatrix, tiling: Tiling) -> Tiling:
-    """Return ``tiling`` with rows swapped: as many tiles, and at most as many loads.
+    """Return ``tiling`` with rows swapped: as many tiles, of work whose sum of squares is no greater.
 
     Large tilings stay as they are. Raises BadRequest as ``regroup``.
     """
@@ -75,13 +78,20 @@ class _Placed:
     def swap(self) -> Ints:
         """Swap one row each of several pairs of tiles, if that gains; return the tiles that changed.
 
-        Of a pair, the rows are those whose moves gain most. What both moves together gain is counted exactly.
+        Of a pair, the rows are among the TRIED whose moves gain most. What both moves together gain is counted exactly.
         """
         cost = self.work[:, np.newaxis] * self.added - self.work[self.tile] * self.removed
         cost = cost.reshape(self.tiles, self.tiles, self.limit)  # of a move: [to, from, slot]
-        slot, least = cost.argmin(axis=2), cost.min(axis=2)
-        one, other = np.nonzero(np.triu(least + least.T < 0, 1))
-        left, right = one * self.limit + slot[other, one], other * self.limit + slot[one, other]
+        slots, costs = [], []
+        for _ in range(min(TRIED, self.limit)):  # not argpartition, whose order of equals depends on the machine
+            slots.append(cost.argmin(axis=2, keepdims=True))
+            costs.append(np.take_along_axis(cost, slots[-1], axis=2))
+            np.put_along_axis(cost, slots[-1], np.iinfo(np.int64).max, axis=2)
+        slot, least = np.concatenate(slots, axis=2), np.concatenate(costs, axis=2)
+        both = least.transpose(1, 0, 2)[:, :, :, np.newaxis] + least[:, :, np.newaxis]
+        later = np.triu(np.ones((self.tiles, self.tiles), dtype=np.bool_), 1)[:, :, np.newaxis, np.newaxis]
+        one, other, first, second = np.nonzero((both < 0) & later)
+        left, right = one * self.limit + slot[other, one, first], other * self.limit + slot[one, other, second]
         common = self.mask[:, left] & self.mask[:, right]
         changes = np.stack(
             (
@@ -90,7 +100,7 @@ class _Placed:
             )
         )
         squares = (changes * (2 * self.work[np.stack((one, other))] + changes)).sum(axis=0)
-        good = np.flatnonzero((squares < 0) & (changes.sum(axis=0) <= 0))
+        good = np.flatnonzero(squares < 0)
         is_taken = np.zeros(self.tiles, dtype=np.bool_)
         chosen: list[int] = []
         for pair in good[np.argsort(squares[good], kind="stable")].tolist():

@@ -33,14 +33,13 @@ def check_swapped(matrix: SparseMatrix, before: Tiling) -> Tiling:
     after = swapped(matrix, before)
     check_tiling(matrix, after)
     assert (after.size_limit, len(after.tiles)) == (before.size_limit, len(before.tiles))
-    assert after.nnc.sum() <= before.nnc.sum()
     assert squares(after) <= squares(before)
     assert as_lists(swapped(matrix, before)) == as_lists(after)
     return after
 
 
 @given(matrices(), st.integers(1, 12), st.booleans())
-def test_every_tiling_keeps_its_rows_and_loads_no_more(matrix: SparseMatrix, limit: int, is_regrouped: bool) -> None:
+def test_every_tiling_keeps_its_rows(matrix: SparseMatrix, limit: int, is_regrouped: bool) -> None:
     check_swapped(matrix, regroup(matrix, [limit])[limit] if is_regrouped else natural_order(matrix, limit))
 
 
@@ -60,6 +59,21 @@ def test_a_swap_counts_columns_that_both_rows_have() -> None:
     after = check_swapped(matrix, before)
     assert sorted(tile.rows.tolist() for tile in after.tiles) == [[0, 3], [1, 2]]
     assert (before.nnc.tolist(), after.nnc.tolist()) == ([5, 4], [3, 3])
+
+
+def test_tiles_of_like_work_may_load_more() -> None:
+    matrix = matrix_of("xxx.....", "...xxx..", "......x.", "......x.")
+    before = natural_order(matrix, 2)
+    after = check_swapped(matrix, before)
+    assert (before.nnc.tolist(), after.nnc.tolist()) == ([6, 1], [4, 4])
+
+
+def test_three_rows_of_a_tile_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    matrix = uniform(256, 200, 0.9, seed=3)
+    before = regroup(matrix, [16])[16]
+    after = check_swapped(matrix, before)
+    monkeypatch.setattr(swaps, "TRIED", 1)
+    assert squares(after) < squares(check_swapped(matrix, before))
 
 
 def test_a_row_moves_into_a_tile_with_room() -> None:
