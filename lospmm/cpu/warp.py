@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lospmm.codegen.sass.form import PT, RZ
-from lospmm.codegen.sass.machine import SECTOR_BYTES, EntryRegisters
+from lospmm.codegen.sass.machine import TOUCHED_BYTES, EntryRegisters
 from lospmm.cpu.cluster import Block, KeptAccumulators, cluster_of
 from lospmm.cpu.fault import SassFault
 from lospmm.cpu.geometry import B_ADDRESS, C_ADDRESS, RESIDUAL_ADDRESS, Geometry, stray_access
@@ -143,7 +143,7 @@ def warps_at_entry(
         if entry.kept is not None:
             words[entry.kept] = kept.own
         if entry.fetched is not None:
-            words[entry.fetched] = columns % geometry.cols * SECTOR_BYTES
+            words[entry.fetched] = columns % geometry.cols * TOUCHED_BYTES
         predicates = np.zeros((PT + 1, len(columns)), np.bool_)
         predicates[PT] = True
         floats = words.view(np.float32)

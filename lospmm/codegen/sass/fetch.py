@@ -1,9 +1,10 @@
-"""Code fetch: each tile begins by loading its own code into the L2 cache.
+"""Code fetch: each tile loads its own code into the L2 cache, behind its first loads of B.
 
 Between two launches of a kernel other kernels have pushed its code out of the L2 cache. Blocks walk their code once
 and in order, so they would wait for memory at every few lines of it (docs/decisions/0028). Here each thread loads a
-word of a sector of its tile's code, and of others behind it, into no register; nothing waits for them. Neighbouring
-blocks of a tile, which run on SMs beside each other, share it out.
+word of two sectors of its tile's code, and of others behind it, into no register; nothing waits for them. Neighbouring
+blocks of a tile, which run on SMs beside each other, share it out. First come the loads of B that are issued before
+any is waited for: where the code is in the cache, the fetch then delays nothing.
 
 They are loads, not prefetches: a prefetch fills only the half of the L2 cache that its memory belongs to, a load also
 the SM's half. They lack the hint of loads of B ("no allocation"), whose lines are evicted first. compute-sanitizer
@@ -24,7 +25,7 @@ from lospmm.codegen.sass.machine import (
     ENTRY,
     HARDWARE_REGISTERS,
     LINE_INSTRUCTIONS,
-    SECTOR_BYTES,
+    TOUCHED_BYTES,
     EntryRegisters,
     MachineCode,
     padding,
@@ -66,13 +67,13 @@ def sharers_of(program: KernelProgram, code_bytes: int, arch: str) -> int:
     if not MIN_CODE_BYTES <= code_bytes <= MAX_CODE_BYTES:
         return 0
     members = launch(program).grid[0]
-    fits = (count for count in SHARERS if members % count == 0 and span_bytes(program.cols, count) <= MIN_CODE_BYTES)
+    fits = (count for count in SHARERS if members % count == 0 and span_bytes(program.cols, count) <= code_bytes)
     return next(fits, 1)
 
 
 def span_bytes(threads: int, sharers: int) -> int:
     """Return the bytes of code that one load of all threads of all sharers covers."""
-    return threads * sharers * SECTOR_BYTES
+    return threads * sharers * TOUCHED_BYTES
 
 
 def fetching(code: MachineCode, span: int) -> MachineCode:
@@ -91,15 +92,29 @@ def fetching(code: MachineCode, span: int) -> MachineCode:
     pair = next(first for first in range(0, code.registers, 2) if not {first, first + 1} & entry.filled)
     parts = []
     for tile, count, start in zip(tiles, loads, starts[:-1].tolist(), strict=True):
+        at, board = _place(tile, {pair, pair + 1, entry.fetched}) if count else (0, ADDRESS_SCOREBOARD)
         offsets = np.minimum(np.arange(count) * span, last_offset - BYTES_PER_INSTRUCTION * start)
-        parts += [_head(offsets, entry, pair), tile, padding(len(tile) + _head_length(count))]
+        head = _head(offsets - BYTES_PER_INSTRUCTION * at, entry, pair, board)
+        rest = tile[at:].copy()
+        if count:
+            rest["wait"][0] |= 1 << board  # loads have read the address before any register is written
+        parts += [tile[:at], head, rest, padding(len(tile) + len(head))]
     form = np.concatenate(parts)
-    behind = [start + _head_length(count) for start, count in zip(starts[:-1].tolist(), loads, strict=True) if count]
-    form["wait"][behind] |= 1 << ADDRESS_SCOREBOARD  # loads have read the address before any register is written
     assert entry.fetched is not None
     highest = max(pair + 1, entry.fetched)  # above all others where a tile has one row and one element in flight
     registers = max(code.registers, highest + 1 + HARDWARE_REGISTERS)
     return replace(code, form=form, starts=starts[:-1], registers=registers, entry=entry)
+
+
+def _place(tile: NDArray[np.void], registers: set[int | None]) -> tuple[int, int]:
+    """Return before which instruction of ``tile`` its code is fetched, and a scoreboard that this one waits for.
+
+    It is the first that waits, if none before it writes ``registers``: nothing that was loaded has been used yet.
+    """
+    at = int(np.argmax(tile["wait"] != 0))
+    if tile["wait"][at] == 0 or registers & set(tile["rd"][:at].tolist()):
+        return 0, ADDRESS_SCOREBOARD
+    return at, int(tile["wait"][at]).bit_length() - 1
 
 
 def _fetched(entry: EntryRegisters) -> int:
@@ -134,8 +149,8 @@ def _padded_length(rows: int) -> int:
     return rows + len(padding(rows))
 
 
-def _head(offsets: NDArray[np.integer], entry: EntryRegisters, pair: int) -> NDArray[np.void]:
-    """Return ``pair`` = the tile's address + ``entry.fetched``, and a load at each of ``offsets`` from it."""
+def _head(offsets: NDArray[np.integer], entry: EntryRegisters, pair: int, board: int) -> NDArray[np.void]:
+    """Return ``pair`` = its own address + ``entry.fetched``, and a load at each of ``offsets`` from it."""
     form = blank(_head_length(len(offsets)))
     if not len(offsets):
         return form
@@ -147,5 +162,5 @@ def _head(offsets: NDArray[np.integer], entry: EntryRegisters, pair: int) -> NDA
     for rows, stall in ((address, LEPC_LATENCY), (low, ALU_LATENCY), (high, ALU_LATENCY)):
         rows["stall"], rows["yields"] = stall, 1
     loads["op"], loads["ra"], loads["ur"], loads["offset"] = Opcode.TOUCH, pair, entry.descriptor, offsets
-    loads["read_barrier"], loads["stall"] = ADDRESS_SCOREBOARD, 2
+    loads["read_barrier"], loads["stall"] = board, 2
     return form

@@ -71,8 +71,8 @@ HARDWARE_REGISTERS = 2
 #: A tile starts where a line of the instruction caches does: 128 bytes.
 LINE_INSTRUCTIONS = 8
 
-#: Bytes of a sector of the L2 cache: a load of one word brings the rest.
-SECTOR_BYTES = 32
+#: Bytes of code that a load of one word brings into the L2 cache: it reads memory by pairs of sectors.
+TOUCHED_BYTES = 64
 
 #: Distance of the shared memories of two blocks of a cluster, as generic addresses (ptxas's code for ``mapa``).
 PEER_BYTES = 1 << 24

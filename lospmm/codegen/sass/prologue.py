@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from lospmm.codegen.ir import KernelProgram
 from lospmm.codegen.ptx import entry_head, version_of
-from lospmm.codegen.sass.machine import SECTOR_BYTES
+from lospmm.codegen.sass.machine import TOUCHED_BYTES
 from lospmm.space.walks import KEPT_BYTES
 
 #: Targets after the jump, in ptxas's order: each does one load and one store and exits.
@@ -45,13 +45,13 @@ def prologue(program: KernelProgram, arch: str, *, sharers: int = 0) -> str:
 
 
 def _begin(program: KernelProgram, sharers: int) -> Sequence[str]:
-    """Return the statements that set %fetched: one sector of code a thread of the sharing blocks."""
+    """Return the statements that set %fetched: one piece of code a thread of the sharing blocks."""
     own = (
         f"and.b32 %fetched, %member, {sharers - 1};",
         f"mad.lo.u32 %fetched, %fetched, {program.cols}, %thread;",
-        f"mul.lo.u32 %fetched, %fetched, {SECTOR_BYTES};",
+        f"mul.lo.u32 %fetched, %fetched, {TOUCHED_BYTES};",
     )
-    alone = (f"mul.lo.u32 %fetched, %thread, {SECTOR_BYTES};",)
+    alone = (f"mul.lo.u32 %fetched, %thread, {TOUCHED_BYTES};",)
     return (".reg .b32 %fetched;", *(own if sharers > 1 else alone))
 
 
