@@ -35,6 +35,9 @@ MAX_COMPARISONS = 2.5e10
 #: Values of ``Schedule.prefetch``. Each load in flight takes a register; on an H200, 48 loads per warp beat 16.
 PREFETCHES = (4, 8, 16, 24, 32, 48, 72)
 
+#: One more value, for blocks of few threads: others have enough loads in flight without it (docs/kernels.md).
+DEEP, DEEP_THREADS = 144, 192
+
 SHALLOWEST = Schedule(prefetch=PREFETCHES[0])
 
 #: Returns the tiling for each M1, given values of M1.
@@ -132,12 +135,13 @@ def widen(problem: Problem, space: Space, lockstep: int = 0) -> UnrolledPlans:
     """Return each survivor with every useful schedule of that ``lockstep`` that fits the hardware."""
     schedules = [
         Schedule(prefetch, group, lockstep, split)
-        for prefetch in PREFETCHES
+        for prefetch in (*PREFETCHES, DEEP)
         for group in COLUMN_GROUPS
         for split in space.splits
     ]
     every = UnrolledPlans.of(space.survivors).with_each(schedules)
     another = differs(problem, every.block_cols, every.column_group)
+    another &= (every.cols <= DEEP_THREADS) | (every.by_schedule(lambda schedule: schedule.prefetch) < DEEP)
     return every.take(another & _of_use(problem, space, every) & runs(problem, every))
 
 

@@ -12,7 +12,7 @@ from lospmm.problem.device import DEVICES, DeviceSpec
 from lospmm.problem.problem import SPLITS, Problem
 from lospmm.space.candidates import Schedule, TileSize, UnrolledPlan, UnrolledPlans
 from lospmm.space.constraints import CONSTRAINTS, Constraint, Subject, dispatched_tiles, runs
-from lospmm.space.explore import PREFETCHES, SHALLOWEST, Space, explore, tile_sizes, widen
+from lospmm.space.explore import DEEP, DEEP_THREADS, PREFETCHES, SHALLOWEST, Space, explore, tile_sizes, widen
 from lospmm.space.registers import forecast_registers
 from lospmm.space.reorder import natural_order, regroup
 from lospmm.tuning.options import splits_of
@@ -142,11 +142,12 @@ def test_widen_keeps_every_schedule_that_fits() -> None:
     problem = Problem(random_matrix(300, 64, 0.1, 2), 4096, H200)
     space = explored(problem)
     widened = list(widen(problem, space))
+    assert any(one.schedule.prefetch == DEEP for one in widened)
     for survivor in space.survivors[::97]:
         mine = [c for c in widened if c.tile == survivor.tile]
         fits = [
             prefetch
-            for prefetch in PREFETCHES
+            for prefetch in (*PREFETCHES, *([DEEP] if survivor.tile.cols <= DEEP_THREADS else []))
             if all(
                 holds(problem, constraint, replace(survivor, schedule=Schedule(prefetch)))
                 for constraint in CONSTRAINTS
