@@ -114,7 +114,7 @@ def best_of_kinds(candidates: UnrolledPlans, scores: NDArray[np.float64]) -> NDA
     return order[np.sort(first)].astype(np.int64)
 
 
-def micros_in_turns(bench: Bench, kernels: Mapping[Key, Compiled]) -> dict[Key, float | None]:
+def micros_in_turns(bench: Bench, kernels: Mapping[Key, "Compiled | Kernel"]) -> dict[Key, float | None]:
     """The median microseconds of each, timed one after the other TURNS times; None where it never ran."""
     bench.kernel_seconds, times = None, {key: list[float]() for key in kernels}
     for key, one in [pair for _ in range(TURNS) for pair in kernels.items()]:

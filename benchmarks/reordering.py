@@ -1,16 +1,17 @@
 """Section 4.3: Algorithm 1, swaps, no reordering and a hypergraph partitioner, and how long they take.
 
-    python -m benchmarks.reordering [--out DIR] [--quick] [--layers DIR]
+    python -m benchmarks.reordering [--out DIR] [--layers DIR [--times N]]
 
 writes ``reordering.jsonl``, one record a line. A record with ``"measure": "tiles"`` is one method on one matrix of
 ``paired_blocks`` (``benchmarks.paper`` times their kernels: Figure 6); ``"layers"``, Algorithm 1 over no reordering on
 a .smtx or .npz file of ``--layers``, and total nnc with swaps over that of Algorithm 1; ``"seconds"``, ``regroup`` for
-every M1 from 1 to 240. The partitioner, Mt-KaHyPar, is left out where it is not installed.
+every M1 from 1 to 240. The partitioner, Mt-KaHyPar, is left out where it is not installed. ``--times`` writes
+``swaps_N.jsonl`` instead: kernels of the layers with and without swaps, in turns, which needs a GPU.
 """
 
 import argparse
-import json
 import os
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,12 +20,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lospmm.matrix import readers
+from benchmarks.harness import build, micros_in_turns, write_lines
+from benchmarks.kernels import real
+from lospmm.codegen.lower import with_swaps
+from lospmm.gpu.bench import Bench
+from lospmm.gpu.detect import detect_device
 from lospmm.matrix.csr import SparseMatrix
-from lospmm.problem.problem import ceil_div
+from lospmm.problem.problem import Problem, ceil_div
 from lospmm.space.candidates import RowTile, Tiling
 from lospmm.space.reorder import natural_order, regroup
 from lospmm.space.swaps import swapped
+from lospmm.stages import Stages
+from lospmm.store import Store
+from lospmm.tuning.build import for_emitter
+from lospmm.tuning.options import splits_of
+from lospmm.tuning.rankers import RANKERS
+from lospmm.tuning.unrolled import search
 from lospmm_datasets.synthetic import paired_blocks, uniform
 
 Record = dict[str, Any]
@@ -110,14 +121,13 @@ def measure_tiles(similarities: list[float], load_ratios: list[int]) -> Iterator
 
 def measure_layers(folder: Path) -> Iterator[Record]:
     """Figures after over those before: below 1 is better."""
-    for path in sorted([*folder.rglob("*.smtx"), *folder.rglob("*.npz")]):
-        matrix = readers.read(path).matrix
+    for case in real(folder):
+        matrix, _ = case.matrix()
         for limit, tiling in regroup(matrix, LAYER_SIZE_LIMITS).items():
             before, after = map(tile_figures, (natural_order(matrix, limit), tiling))
             ratios = {name: round(after[name] / before[name], 3) for name in ("max_nnc", "total_nnc", "max_nnz")}
             ratios["swapped_nnc"] = round(int(swapped(matrix, tiling).nnc.sum()) / after["total_nnc"], 3)
-            layer = path.relative_to(folder).as_posix()
-            yield {"measure": "layers", "layer": layer, "size_limit": limit, **ratios}
+            yield {"measure": "layers", "layer": case.labels["layer"], "size_limit": limit, **ratios}
 
 
 def measure_seconds(shapes: list[tuple[int, int, float]]) -> Iterator[Record]:
@@ -127,48 +137,43 @@ def measure_seconds(shapes: list[tuple[int, int, float]]) -> Iterator[Record]:
         for workers in sorted({1, cores}):
             started, cpu_started = time.perf_counter(), time.process_time()
             regroup(matrix, range(1, 241), workers=workers)
-            spent = {
-                "seconds": round(time.perf_counter() - started, 2),
-                "cpu_seconds": round(time.process_time() - cpu_started, 2),
-            }
+            spent = round(time.perf_counter() - started, 2), round(time.process_time() - cpu_started, 2)
             shape = {"m": m, "k": k, "sparsity": sparsity, "size_limits": "1 to 240"}
-            yield {"measure": "seconds", **shape, "workers": workers, "cores": cores, **spent}
+            spent_on = {"workers": workers, "cores": cores, "seconds": spent[0], "cpu_seconds": spent[1]}
+            yield {"measure": "seconds", **shape, **spent_on}
 
 
-def print_table(records: list[Record]) -> None:
-    columns = ["load_ratio", "similarity", "method", "max_nnc", "total_nnc", "nnz_variation", "max_rows", "seconds"]
-    print("  ".join(f"{column:>13}" for column in columns))
-    for record in records:
-        if record["measure"] == "tiles":
-            print("  ".join(f"{record[column]:>13}" for column in columns))
-    for limit in LAYER_SIZE_LIMITS:
-        layers = [record for record in records if record["measure"] == "layers" and record["size_limit"] == limit]
-        for name in ("max_nnc", "total_nnc", "max_nnz", "swapped_nnc") if layers else ():
-            least, median, most = np.quantile([layer[name] for layer in layers], [0, 0.5, 1])
-            print(f"{len(layers)} layers, M1 = {limit}, {name}: {median:.2f} ({least:.2f} to {most:.2f}) of before")
-    for record in records:
-        if record["measure"] == "seconds":
-            shape = f"{record['m']} x {record['k']} at {record['sparsity']:.0%}"
-            threads = f"{record['workers']} threads on {record['cores']} cores"
-            spent = f"{record['seconds']} s, of processor time {record['cpu_seconds']} s"
-            print(f"every M1 from 1 to 240, {shape}, {threads}: {spent}")
+def measure_micros(folder: Path, n: int) -> Iterator[Record]:
+    """The plan that is ranked first for each layer: microseconds of its kernel with either tiles, on this GPU."""
+    device, bench = detect_device(), None
+    for case in real(folder):
+        problem = for_emitter(Problem(case.matrix()[0], n, device), "sass")
+        bench = bench or Bench(problem)
+        bench.turn_to(problem)
+        splits = splits_of("sass", device.arch)
+        plan = search(problem, RANKERS["lambdamart"](device), 1, Stages(), lockstep=128, splits=splits).winner.plan
+        with tempfile.TemporaryDirectory() as store:
+            compared = {"micros": plan, "swapped_micros": with_swaps(problem, plan)}
+            kernels = {name: build(problem, one, Store(Path(store))) for name, one in compared.items()}
+        found = micros_in_turns(bench, kernels)
+        yield {"measure": "micros", "layer": case.labels["layer"], "n": n, "device": device.name, **found}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Section 4.3: what reordering does to the tiles, and how fast it is.")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results", help="where results go")
-    parser.add_argument("--quick", action="store_true", help="three similarities, two load ratios, the smallest shape")
     parser.add_argument("--layers", type=Path, help="a folder of pruned layers to regroup too")
+    parser.add_argument("--times", type=int, metavar="N", help="only time the kernels of --layers for N columns")
     options = parser.parse_args()
-    similarities, load_ratios, shapes = (
-        ([0.0, 0.5, 0.9], [1, 3], TIMED_SHAPES[:1]) if options.quick else (SIMILARITIES, LOAD_RATIOS, TIMED_SHAPES)
-    )
-    layers = () if options.layers is None else measure_layers(options.layers)
-    records = [*measure_tiles(similarities, load_ratios), *layers, *measure_seconds(shapes)]
-    print_table(records)
-    options.out.mkdir(parents=True, exist_ok=True)
-    lines = "".join(json.dumps(record) + "\n" for record in records)
-    (options.out / "reordering.jsonl").write_text(lines)
+    if options.times:
+        name, records = f"swaps_{options.times}.jsonl", [*measure_micros(options.layers, options.times)]
+    else:
+        layers = () if options.layers is None else measure_layers(options.layers)
+        tiles, seconds = measure_tiles(SIMILARITIES, LOAD_RATIOS), measure_seconds(TIMED_SHAPES)
+        name, records = "reordering.jsonl", [*tiles, *layers, *seconds]
+    for record in records:
+        print(*record.values())
+    write_lines(options.out / name, records)
 
 
 if __name__ == "__main__":
