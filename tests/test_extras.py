@@ -28,9 +28,9 @@ def named(requirement: str) -> str:
 
 
 @cache
-def modules_of_extras() -> frozenset[str]:
-    """What is imported of the distributions that an extra adds, but PyTorch."""
-    core = {named(one) for one in PROJECT["dependencies"]}
+def modules_of_extras(but: str = "") -> frozenset[str]:
+    """What is imported of the distributions that an extra adds, but PyTorch and those of one extra."""
+    core = {named(one) for one in [*PROJECT["dependencies"], *PROJECT["optional-dependencies"].get(but, ())]}
     extras = {named(one) for some in PROJECT["optional-dependencies"].values() for one in some}
     added = extras - core - {"lospmm", "torch"}
     modules = {
@@ -52,8 +52,8 @@ sys.meta_path.insert(0, Without())
 """
 
 
-def without_extras(code: str, *arguments: str) -> str:
-    prelude = WITHOUT.format(modules=sorted(modules_of_extras()))
+def without_extras(code: str, *arguments: str, but: str = "") -> str:
+    prelude = WITHOUT.format(modules=sorted(modules_of_extras(but)))
     command = [sys.executable, "-c", prelude + code, *arguments]
     done = subprocess.run(command, env=os.environ | {"PATH": ""}, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
@@ -101,15 +101,23 @@ except ImportError as error:
 
 
 @pytest.mark.parametrize(
-    "code",
+    ("code", "extra"),
     [
-        "import numpy, lospmm; lospmm.tune(numpy.eye(8), n=8, device='h200')",
-        "import lospmm; lospmm.einsum",
-        "from lospmm.client import Client",
+        ("import numpy, lospmm; lospmm.tune(numpy.eye(8), n=8, device='h200')", "tune"),
+        ("import lospmm; lospmm.einsum", "tune"),
+        ("from lospmm.client import Client", "client"),
     ],
 )
-def test_what_needs_an_extra_names_it(code: str) -> None:
-    assert without_extras(NAMED.format(code=code)).endswith("pip install 'lospmm[tune]'\n")
+def test_what_needs_an_extra_names_it(code: str, extra: str) -> None:
+    assert without_extras(NAMED.format(code=code)).endswith(f"pip install 'lospmm[{extra}]'\n")
+
+
+def test_a_service_is_asked_with_its_client_alone(tmp_path: Path) -> None:
+    np.save(tmp_path / "w.npy", uniform(8, 8, 0.5, seed=0).dense_rows(0, 8))
+    code = "from lospmm.cli.main import run; print(run(sys.argv[1:]))"
+    where = ("--server", "nowhere", "--n", "8", "--device", "h200", "--json", "--out", str(tmp_path / "k"))
+    for command in (("tune", str(tmp_path / "w.npy")), ("tune-model", str(tmp_path))):
+        assert "must begin with http://" in without_extras(code, *command, *where, but="client")
 
 
 def test_the_command_names_its_extra() -> None:

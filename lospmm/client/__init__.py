@@ -15,5 +15,5 @@ def __getattr__(name: str) -> object:
     """Import ``Client`` when it is first used: HTTP takes a while to import."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    with extra_needed("tune", "lospmm.client"):
+    with extra_needed("client", "lospmm.client"):
         return getattr(import_module("lospmm.client.client"), name)

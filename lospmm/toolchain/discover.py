@@ -51,10 +51,8 @@ def find_toolkit() -> Toolkit:
             if origin == "LOSPMM_TOOLKIT":  # asked for by name: never quietly replaced by another
                 raise BadSettings(f"LOSPMM_TOOLKIT: {error}") from error
             refused.append(f"{origin}: {error}")
-    raise ToolchainFault(
-        "no CUDA toolkit of version 12.0 or newer: install one and name it with LOSPMM_TOOLKIT, or install this "
-        "package with its dependencies" + "".join(f"; {reason}" for reason in refused)
-    )
+    todo = "pip install 'lospmm[tune]', or name one with LOSPMM_TOOLKIT"
+    raise ToolchainFault(f"no CUDA toolkit of version 12.0 or newer: {todo}" + "".join(f"; {one}" for one in refused))
 
 
 def has_arch(toolkit: Toolkit, arch: str) -> bool:
