@@ -4,7 +4,6 @@ A is kept in pieces, as the kernels with few columns of B keep it, in 0.4 to 0.8
 zeros. Zeros are multiplied: it is about as fast as the dense product.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -121,9 +120,9 @@ def _has_room(plan: WideBitmap, problem: Problem, largest: int) -> bool:
 
 
 def _grid(plan: WideBitmap, problem: Problem) -> tuple[int, int, int]:
-    """Return the grid: no more blocks than run at once, which take several tiles each, unless they are in a cluster."""
+    """Return the grid: no more blocks than run at once, which take several tiles each."""
     across, cluster, along = grid_of(problem, plan.rows, plan.cols, plan.cluster)
-    return across, cluster, along if cluster > 1 else min(along, max(1, problem.device.sms // across))
+    return across, cluster, min(along, max(1, problem.device.sms_of_clusters(cluster) // cluster // across))
 
 
 def _stage_bytes(plan: WideBitmap) -> int:
@@ -153,16 +152,17 @@ def _micros(problem: Problem, plan: WideBitmap, pairs: int) -> float:
     bytes_of_a = pair_bytes(problem.values) * pairs + matrix.m * matrix.k / 16
     cells = matrix.m * matrix.k
     own = bytes_of_a / cells * plan.rows * CHUNK
-    chunks = ceil_div(pieces, plan.cluster) * SHAPE.depth // CHUNK
-    tiles = math.prod(grid_of(problem, plan.rows, plan.cols, plan.cluster))
-    waves = ceil_div(tiles, device.sms_of_clusters(plan.cluster))
+    tiles, clusters = grid_of(problem, plan.rows, plan.cols, plan.cluster)[2], _grid(plan, problem)[2]
+    whole, rest = divmod(tiles, plan.cluster * clusters)
     products = plan.groups * plan.cols * PRODUCT_CYCLES
     fragments = FRAGMENT_CYCLES + CYCLES_PER_PAIR * plan.groups * 2 * pairs / cells
     copied = (_stage_bytes(plan) + own) / COPIED_PER_CYCLE
-    stored = plan.rows * plan.cols / plan.cluster / STORED_PER_CYCLE
-    if plan.cluster > 1:
-        stored += plan.rows * plan.cols / EXCHANGED_PER_CYCLE
-    cycles = waves * (chunks * max(products, fragments, copied) + stored)
+    piece = SHAPE.depth // CHUNK * max(products, fragments, copied)
+    stored = plan.rows * plan.cols / STORED_PER_CYCLE
+    cycles = (whole + (rest > clusters)) * (pieces * piece + stored)
+    if 0 < rest <= clusters:
+        exchanged = plan.rows * plan.cols / EXCHANGED_PER_CYCLE if plan.cluster > 1 else 0.0
+        cycles += ceil_div(pieces, plan.cluster) * piece + stored / plan.cluster + exchanged
     memory = (bytes_of_a + 2 * problem.n * (matrix.k + matrix.m)) / device.memory_bandwidth
     return START_MICROS + 1e6 * max(cycles / device.clock_hz, memory)
 

@@ -43,12 +43,16 @@ def test_every_epilogue(relu: bool, residual: bool, bias: bool, cluster: int) ->
     assert error_of(problem, pack_plan(problem, WideBitmap(1, 64, cluster))) < 1
 
 
-def test_a_block_takes_several_tiles() -> None:
-    """On a small GPU: three groups of tiles along the columns, the last of which has fewer, by eight along the rows."""
-    small = replace(H200, sms=9)
-    problem = replace(plain(pruned(500, 300, 0.4, seed=12, empty_rows=0.1), 64 * 25 + 8, HALF), device=small)
-    kernel = pack_plan(problem, BASE)
-    assert kernel.launch.grid == (9, 1, 1)
+@pytest.mark.parametrize(("sms", "cluster", "along"), [(9, 1, 1), (18, 2, 1), (72, 2, 4)])
+def test_a_block_takes_several_tiles(sms: int, cluster: int, along: int) -> None:
+    """On a small GPU: three groups of tiles along the columns, the last of which has fewer, by nine along the rows.
+
+    Of 27 tiles, two blocks of a cluster share the last one, or the last three.
+    """
+    small = replace(H200, sms=sms)
+    problem = replace(plain(pruned(550, 300, 0.4, seed=12, empty_rows=0.1), 64 * 25 + 8, HALF), device=small)
+    kernel = pack_plan(problem, replace(BASE, cluster=cluster))
+    assert kernel.launch.grid == (9, cluster, along)
     assert error_of(problem, kernel) < 1
 
 

@@ -16,48 +16,49 @@ constexpr int PER_PIECE = DEPTH / CHUNK, STEPS = CHUNK / 16;  // chunks of a pie
 constexpr int WARPS = 4 * GROUPS, SLOTS = 2;
 static_assert(TILES == 1 && PER_PIECE == 2 && !PAIRED);
 
-// What one thread of the last warpgroup does: of each tile all chunks from row ``first`` of B on.
-LOSPMM_INLINE void feed(unsigned char *ring, unsigned long long *full, unsigned long long *empty, int first, int chunks, int m,
+// What one thread of the last warpgroup does: all chunks of each of its tiles.
+LOSPMM_INLINE void feed(unsigned char *ring, unsigned long long *full, unsigned long long *empty, int m, int pieces,
                         const unsigned char *map) {
-  const int tiles = tiles_along(m, N);
   int stage = 0;
   unsigned parity = 1;  // a ring that is empty
 #pragma unroll 1
-  for (int number = blockIdx.z; number < tiles; number += gridDim.z) {
-    const int column = static_cast<int>(tile_of(number, m).column);
-    if (column >= N) break;
+  for (int turn = 0;; ++turn) {
+    const Share share = share_of(turn, m, N, pieces);
+    if (!share.is_there) break;
+    const int column = static_cast<int>(share.tile.column);
 #pragma unroll 1
-    for (int chunk = 0; chunk < chunks; ++chunk) {
+    for (int chunk = share.first * PER_PIECE; chunk < share.end * PER_PIECE; ++chunk) {
       lospmm_gate_wait(empty + stage, parity);
       lospmm_bulk_expect(full + stage, STAGE);
 #pragma unroll
       for (int part = 0; part < PARTS; ++part)
-        lospmm_box_copy(ring + stage * STAGE + part * (CHUNK * 128), map, first + chunk * CHUNK, column + part * 64, full + stage);
+        lospmm_box_copy(ring + stage * STAGE + part * (CHUNK * 128), map, chunk * CHUNK, column + part * 64, full + stage);
       if (++stage == STAGES) stage = 0, parity ^= 1;
     }
   }
 }
 
-// The pieces of a warp, those from ``first`` to ``end_piece`` of each tile in turn.
+// The pieces of a warp, those of each of its tiles in turn.
 struct Pieces {
-  const int m, first, end_piece, pieces, tiles;
-  int number, next;        // of the tile, and of the piece
+  const int m, pieces;
+  int turn, next, end_piece;  // of the tile, and of the piece; none are left where these are the same
   unsigned start, end;     // of the next, read a piece ahead of their use
   const unsigned *starts;  // of all pieces of the tile's rows
   const unsigned char *firsts;
 };
 LOSPMM_INLINE void bounds(Pieces &own) { own.start = __ldg(own.starts + own.next), own.end = __ldg(own.starts + own.next + 1); }
 LOSPMM_INLINE void turn_to_tile(Pieces &own) {
-  if (own.number >= own.tiles) return;
-  const Tile tile = tile_of(own.number, own.m);
-  if (tile.column >= N) own.number = own.tiles;  // what would follow are other rows of the same group
-  const long long rows = static_cast<long long>(tile.row_block) * WARPS + threadIdx.x / 32;
+  const Share share = share_of(own.turn, own.m, N, own.pieces);
+  own.next = own.end_piece = 0;
+  if (!share.is_there) return;
+  const long long rows = static_cast<long long>(share.tile.row_block) * WARPS + threadIdx.x / 32;
   own.firsts = lospmm_data + FIRST_ARRAY + rows * (FIRSTS * PIECE_BYTES);
   own.starts = lospmm_array<unsigned>(1) + rows * own.pieces;
-  own.next = own.first;
+  own.next = share.first, own.end_piece = share.end;
+  bounds(own);
 }
 LOSPMM_INLINE void fetch(Pieces &own, unsigned char *slot, unsigned long long *barrier) {
-  if (own.number >= own.tiles) return;
+  if (own.next == own.end_piece) return;
   if (threadIdx.x % 32 == 0) {
     const bool is_first = own.next < FIRSTS;
     const int bytes = is_first ? PIECE_BYTES : static_cast<int>(own.end - own.start) * 16;
@@ -65,20 +66,20 @@ LOSPMM_INLINE void fetch(Pieces &own, unsigned char *slot, unsigned long long *b
     lospmm_bulk_copy(slot, is_first ? own.firsts + own.next * PIECE_BYTES : lospmm_array<unsigned char>(2) + own.start * 16ll,
                      bytes, barrier);
   }
-  if (++own.next == own.end_piece) {
-    own.number += LOSPMM_CLUSTER > 1 ? own.tiles : gridDim.z;
+  if (++own.next < own.end_piece) {
+    bounds(own);
+  } else {
+    ++own.turn;
     turn_to_tile(own);
   }
-  if (own.number < own.tiles) bounds(own);
 }
 
 LOSPMM_KERNEL(ENTRY) {
 #if !RESIDUAL
   const Element *residual = nullptr;
 #endif
-  const int m = static_cast<int>(lospmm_number(0)), k = static_cast<int>(lospmm_number(1)), rank = blockIdx.y;
-  const int pieces = (k + DEPTH - 1) / DEPTH, tiles = tiles_along(m, N);
-  const int first = pieces * rank / LOSPMM_CLUSTER, end = pieces * (rank + 1) / LOSPMM_CLUSTER;
+  const int m = static_cast<int>(lospmm_number(0)), k = static_cast<int>(lospmm_number(1));
+  const int pieces = (k + DEPTH - 1) / DEPTH;
   unsigned char *ring = lospmm_shared, *slots = ring + STAGES * STAGE;
   uint2 *all_places = reinterpret_cast<uint2 *>(slots + WARPS * SLOTS * PIECE_BYTES);
   unsigned char *const scratch = reinterpret_cast<unsigned char *>(all_places + WARPS * WORDS);
@@ -98,7 +99,7 @@ LOSPMM_KERNEL(ENTRY) {
   __syncthreads();
   if (warp >= WARPS) {
     lospmm_give_registers<FEEDING_REGISTERS>();
-    if (warp == WARPS && lane == 0) feed(ring, full, empty, first * DEPTH, (end - first) * PER_PIECE, m, map);
+    if (warp == WARPS && lane == 0) feed(ring, full, empty, m, pieces, map);
     return;
   }
   lospmm_take_registers<REGISTERS>();
@@ -107,19 +108,18 @@ LOSPMM_KERNEL(ENTRY) {
   unsigned char *const own_slots = slots + warp * (SLOTS * PIECE_BYTES);
   uint2 *const places = all_places + warp * WORDS;
   pieces_full += warp * SLOTS;
-  Pieces own = {m, first, end, pieces, tiles, static_cast<int>(blockIdx.z), first, 0, 0, nullptr, nullptr};
+  Pieces own = {m, pieces, 0, 0, 0, 0, 0, nullptr, nullptr};
   turn_to_tile(own);
-  if (own.number < tiles) bounds(own);
   fetch(own, own_slots, pieces_full);
   int stage = 0, slot = 0;
   unsigned parity = 0, slot_parity = 0;
 #pragma unroll 1
-  for (int number = blockIdx.z; number < tiles; number += gridDim.z) {
-    const Tile tile = tile_of(number, m);
-    if (tile.column >= N) break;
+  for (int turn = 0;; ++turn) {
+    const Share share = share_of(turn, m, N, pieces);
+    if (!share.is_there) break;
     float sums[PARTS][32] = {};
 #pragma unroll 1
-    for (int piece = first; piece < end; ++piece) {
+    for (int piece = share.first; piece < share.end; ++piece) {
       __syncwarp();  // all fragments of the piece before were made
       fetch(own, own_slots + (slot ^ 1) * PIECE_BYTES, pieces_full + (slot ^ 1));
       lospmm_bulk_wait(pieces_full + slot, slot_parity);
@@ -137,7 +137,7 @@ LOSPMM_KERNEL(ENTRY) {
           lospmm_wgmma_columns(sums, weights[of][step], lospmm_behind_rows(columns, step * 16));
         lospmm_wgmma_commit();
         lospmm_wgmma_wait<1>();  // the chunk before
-        if ((piece > first || of) && lane == 0) lospmm_gate_arrive(empty + (stage ? stage : STAGES) - 1);
+        if ((piece > share.first || of) && lane == 0) lospmm_gate_arrive(empty + (stage ? stage : STAGES) - 1);
         if (++stage == STAGES) stage = 0, parity ^= 1;
       }
       slot ^= 1;
@@ -145,7 +145,12 @@ LOSPMM_KERNEL(ENTRY) {
     }
     lospmm_wgmma_wait<0>();
     if (lane == 0) lospmm_gate_arrive(empty + (stage ? stage : STAGES) - 1);
-    lospmm_store_rows<STAGES * STAGE>(sums, tile, ring, done, m, N, c, residual);
-    if (LOSPMM_CLUSTER > 1) break;
+#if LOSPMM_CLUSTER > 1
+    if (share.is_part) {
+      lospmm_add_up_rows<STAGES * STAGE>(sums, share.tile, ring, done, m, N, c, residual);
+      return;
+    }
+#endif
+    lospmm_store_rows(sums, share.tile, m, N, c, residual);
   }
 }

@@ -23,6 +23,23 @@ LOSPMM_INLINE Tile tile_of(int number, int m) {
   return {number - group * row_blocks, static_cast<long long>(group * gridDim.x + blockIdx.x) * COLS};
 }
 
+// What a block does in its ``turn``-th turn: a tile of its own, all pieces of A's columns, while there are enough for all blocks,
+// and then a part of the pieces of a tile that its cluster shares, if there are few.
+struct Share {
+  Tile tile;
+  int first, end;  // pieces
+  bool is_part, is_there;
+};
+LOSPMM_INLINE Share share_of(int turn, int m, long long n, int pieces) {
+  const int tiles = tiles_along(m, n), clusters = gridDim.z, blocks = clusters * LOSPMM_CLUSTER, rank = blockIdx.y;
+  const int whole = tiles / blocks + (tiles % blocks > clusters);  // turns
+  const bool is_part = turn >= whole;
+  const int number = turn * blocks + (is_part ? 0 : rank * clusters) + blockIdx.z;
+  const Tile tile = tile_of(number, m);
+  return {tile, is_part ? pieces * rank / LOSPMM_CLUSTER : 0, is_part ? pieces * (rank + 1) / LOSPMM_CLUSTER : pieces, is_part,
+          number < tiles && tile.column < n};
+}
+
 // Two neighbours of a row of C, from their place on.
 LOSPMM_INLINE unsigned finished_pair(float first, float second, int row, long long place, const Element *residual) {
   return lospmm_finished(first, row, place, residual) |
@@ -45,15 +62,15 @@ struct Whether {
   static constexpr bool value = is_so;
 };
 
-// The sums of a tile to C. Of a cluster by way of the ring, which is not used any more then; ``done`` is a barrier for all
-// warps that multiply.
+#if LOSPMM_CLUSTER > 1
+// The sums of a tile to C, of which each block of a cluster has a part: by way of the ring, which is not used any more then;
+// ``done`` is a barrier for all warps that multiply.
 template <int ring_bytes>
-LOSPMM_INLINE void lospmm_store_rows(const float (&sums)[PARTS][32], const Tile &tile, unsigned char *ring,
+LOSPMM_INLINE void lospmm_add_up_rows(const float (&sums)[PARTS][32], const Tile &tile, unsigned char *ring,
                                      unsigned long long *done, int m, long long n, Element *c, const Element *residual) {
   const int lane = threadIdx.x % 32;
   const long long column = tile.column;
   const int above = tile.row_block * (64 * GROUPS) + threadIdx.x / 32 * 16;
-#if LOSPMM_CLUSTER > 1
   if (lane == 0) lospmm_gate_arrive(done);
   lospmm_gate_wait(done, 0);
   const int rank = blockIdx.y;
@@ -104,7 +121,15 @@ LOSPMM_INLINE void lospmm_store_rows(const float (&sums)[PARTS][32], const Tile 
   else if (own_begin < n)
     collect(Whether<false>());
   lospmm_cluster_leave();  // nobody goes while others read its sums
-#else
+}
+#endif
+
+// The sums of a tile to C.
+LOSPMM_INLINE void lospmm_store_rows(const float (&sums)[PARTS][32], const Tile &tile, int m, long long n, Element *c,
+                                     const Element *residual) {
+  const int lane = threadIdx.x % 32;
+  const long long column = tile.column;
+  const int above = tile.row_block * (64 * GROUPS) + threadIdx.x / 32 * 16;
   // Four lanes have two neighbours each of every eight columns of a row: after they changed places, a lane has all of one eight.
 #pragma unroll
   for (int upper = 0; upper < 2; ++upper) {
@@ -125,5 +150,4 @@ LOSPMM_INLINE void lospmm_store_rows(const float (&sums)[PARTS][32], const Tile 
       if (row < m && own < n) *reinterpret_cast<uint4 *>(c + of_row + own) = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
     }
   }
-#endif
 }

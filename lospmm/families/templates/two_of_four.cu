@@ -145,5 +145,9 @@ LOSPMM_KERNEL(lospmm_two_of_four) {
   }
   lospmm_wgmma_wait<0>();
 
-  lospmm_store_rows<STAGES * STAGE>(sums, tile, ring, done, m, n, c, residual);
+#if LOSPMM_CLUSTER > 1
+  lospmm_add_up_rows<STAGES * STAGE>(sums, tile, ring, done, m, n, c, residual);
+#else
+  lospmm_store_rows(sums, tile, m, n, c, residual);
+#endif
 }
