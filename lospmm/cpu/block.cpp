@@ -62,6 +62,7 @@ struct Bulk {
   unsigned copiers = 0, arrived = 0;
   std::size_t expected = 0, started = 0;
   std::vector<Copy> copies;
+  std::vector<std::pair<void *, float4>> sent;
 };
 
 // A barrier that arrivals open, again and again.
@@ -338,6 +339,8 @@ void lospmm_bulk_wait(unsigned long long *barrier, unsigned parity) {
     if (bulk.expected && bulk.started == bulk.expected && bulk.arrived == bulk.copiers) {
       lospmm::perform(bulk.copies);
       bulk.copies.clear();
+      for (const auto &one : bulk.sent) std::memcpy(one.first, &one.second, sizeof one.second);
+      bulk.sent.clear();
       bulk.arrived = 0;
       bulk.expected = bulk.started = 0;
       ++bulk.phase;
@@ -346,6 +349,12 @@ void lospmm_bulk_wait(unsigned long long *barrier, unsigned parity) {
       lospmm::yield();
     }
   }
+}
+void lospmm_cluster_send(float4 *shared, float4 values, unsigned rank, unsigned long long *barrier) {
+  const auto there = [&](const void *here) { return const_cast<void *>(lospmm::of_block(here, rank)); };
+  lospmm::Bulk &bulk = lospmm::bulk_of(static_cast<unsigned long long *>(there(barrier)));
+  bulk.sent.emplace_back(there(shared), values);
+  bulk.started += sizeof values;
 }
 void lospmm_gate_make(unsigned long long *gate, unsigned count) { lospmm::gates.make(gate, {0, count, 0}); }
 void lospmm_gate_arrive(unsigned long long *gate) {

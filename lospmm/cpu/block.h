@@ -97,6 +97,7 @@ void lospmm_bulk_expect(unsigned long long *barrier, unsigned bytes);
 void lospmm_bulk_copy(void *shared, const void *global, unsigned bytes, unsigned long long *barrier);
 void lospmm_arrive_with_copies(unsigned long long *barrier);
 void lospmm_bulk_wait(unsigned long long *barrier, unsigned parity);
+void lospmm_cluster_send(float4 *shared, float4 values, unsigned rank, unsigned long long *barrier);
 void lospmm_gate_make(unsigned long long *gate, unsigned count);
 void lospmm_gate_arrive(unsigned long long *gate);
 void lospmm_gate_wait(unsigned long long *gate, unsigned parity);
@@ -303,9 +304,6 @@ static inline void lospmm_cluster_wait() { lospmm::wait_for_cluster(); }
 static inline void lospmm_cluster_leave() { lospmm::wait_for_cluster(); }
 static inline float lospmm_cluster_float(const float *shared, unsigned rank) {
   return *static_cast<const float *>(lospmm::of_block(shared, rank));
-}
-static inline float4 lospmm_cluster_floats(const float4 *shared, unsigned rank) {
-  return *static_cast<const float4 *>(lospmm::of_block(shared, rank));
 }
 
 namespace lospmm {

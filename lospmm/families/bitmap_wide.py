@@ -131,7 +131,7 @@ def _stage_bytes(plan: WideBitmap) -> int:
 
 def _fixed_bytes(plan: WideBitmap, largest: int) -> int:
     """Return the shared memory beside the ring: pieces of A, the map of B, and barriers."""
-    return plan.warps * (_SLOTS * (largest + _BARRIER_BYTES) + _PLACE_BYTES) + _MAP_BYTES + _BARRIER_BYTES
+    return plan.warps * (_SLOTS * (largest + _BARRIER_BYTES) + _PLACE_BYTES) + _MAP_BYTES + 2 * _BARRIER_BYTES
 
 
 def stages_of(plan: WideBitmap, problem: Problem, largest: int) -> int:

@@ -161,7 +161,7 @@ def stages_of(plan: TwoOfFour, problem: Problem) -> int:
     """Return the stages of the ring: as many as an SM has room for."""
     device = problem.device
     shared_bytes = device.shared_bytes_per_sm // plan.blocks - device.reserved_shared_bytes
-    room = min(device.shared_bytes_per_block, shared_bytes) - _BARRIER_BYTES
+    room = min(device.shared_bytes_per_block, shared_bytes) - 2 * _BARRIER_BYTES
     return min(_MOST_STAGES, room // _stage_bytes(plan))
 
 
@@ -220,7 +220,7 @@ def pack_plan(problem: Problem, plan: TwoOfFour) -> PackedKernel:
         entry="lospmm_two_of_four",
         source=source_of_template("two_of_four", settings, dtype=problem.dtype, epilogue=epilogue, parts=parts),
         data=pack((problem.n, matrix.m), _laid_out(problem, plan), epilogue=epilogue),
-        launch=Launch(_grid(plan, problem), plan.threads, stages * _stage_bytes(plan) + _BARRIER_BYTES),
+        launch=Launch(_grid(plan, problem), plan.threads, stages * _stage_bytes(plan) + 2 * _BARRIER_BYTES),
         registers=launched,
         cols=plan.cols,
         dtype=problem.dtype,

@@ -41,9 +41,9 @@ LOSPMM_INLINE void feed(unsigned char *ring, unsigned long long *full, unsigned 
 // The pieces of a warp, those of each of its tiles in turn.
 struct Pieces {
   const int m, pieces;
-  int turn, next, end_piece;  // of the tile, and of the piece; none are left where these are the same
-  unsigned start, end;     // of the next, read a piece ahead of their use
-  const unsigned *starts;  // of all pieces of the tile's rows
+  int turn, next, end_piece;  // of the tile, and of pieces: none is left where these are the same
+  unsigned start, end;        // of the next, read a piece ahead of their use
+  const unsigned *starts;     // of all pieces of the tile's rows
   const unsigned char *firsts;
 };
 LOSPMM_INLINE void bounds(Pieces &own) { own.start = __ldg(own.starts + own.next), own.end = __ldg(own.starts + own.next + 1); }
@@ -84,7 +84,7 @@ LOSPMM_KERNEL(ENTRY) {
   uint2 *all_places = reinterpret_cast<uint2 *>(slots + WARPS * SLOTS * PIECE_BYTES);
   unsigned char *const scratch = reinterpret_cast<unsigned char *>(all_places + WARPS * WORDS);
   unsigned long long *full = reinterpret_cast<unsigned long long *>(scratch + MAP_BYTES);
-  unsigned long long *empty = full + STAGES, *done = empty + STAGES, *pieces_full = done + 1;
+  unsigned long long *empty = full + STAGES, *done = empty + STAGES, *pieces_full = done + 2;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < STAGES; ++stage) {
@@ -92,6 +92,7 @@ LOSPMM_KERNEL(ENTRY) {
       lospmm_gate_make(empty + stage, WARPS);
     }
     lospmm_gate_make(done, WARPS);
+    lospmm_bulk_make(done + 1);
     for (int slot = 0; slot < WARPS * SLOTS; ++slot) lospmm_bulk_make(pieces_full + slot);
   }
   unsigned char *const map = const_cast<unsigned char *>(lospmm_array<unsigned char>(3)) + lospmm_sm() * MAP_BYTES;
@@ -147,10 +148,10 @@ LOSPMM_KERNEL(ENTRY) {
     if (lane == 0) lospmm_gate_arrive(empty + (stage ? stage : STAGES) - 1);
 #if LOSPMM_CLUSTER > 1
     if (share.is_part) {
-      lospmm_add_up_rows<STAGES * STAGE>(sums, share.tile, ring, done, m, N, c, residual);
+      add_up_rows(sums, share.tile, ring, done, m, N, c, residual);
       return;
     }
 #endif
-    lospmm_store_rows(sums, share.tile, m, N, c, residual);
+    store_rows(sums, share.tile, m, N, c, residual);
   }
 }

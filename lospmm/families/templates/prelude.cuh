@@ -171,9 +171,9 @@ LOSPMM_INLINE void lospmm_wait() {
 }
 
 // A cluster, from sm_90 on: blocks along y that run together (LOSPMM_CLUSTER of them, all that there are along y), wait for
-// each other, and read each other's shared memory behind the first wait, until the last. What has to be seen is in shared
-// memory alone: an ordinary release waits for all that was stored to memory too (MEMBAR.ALL.GPU). At the last nothing is
-// new there, and who comes has used what it read of the others.
+// each other, and read each other's shared memory behind the first wait, until the last, or send values there: a block goes
+// when it has what was sent to it. What has to be seen is in shared memory alone: an ordinary release waits for all that was
+// stored to memory too (MEMBAR.ALL.GPU). At the last nothing is new there, and who comes has used what it read of the others.
 #if LOSPMM_CLUSTER > 1
 LOSPMM_INLINE void lospmm_cluster_wait() {
 #if __CUDACC_VER_MAJOR__ * 100 + __CUDACC_VER_MINOR__ >= 1208  // PTX ISA 8.6
@@ -201,18 +201,17 @@ LOSPMM_INLINE float lospmm_cluster_float(const float *shared, unsigned rank) {
       : "memory");
   return value;
 }
-LOSPMM_INLINE float4 lospmm_cluster_floats(const float4 *shared, unsigned rank) {
-  float4 values;
+// To where block ``rank`` has what ``shared`` is here. Its ``barrier`` counts the bytes, as of a bulk copy.
+LOSPMM_INLINE void lospmm_cluster_send(float4 *shared, float4 values, unsigned rank, unsigned long long *barrier) {
   asm volatile(
       "{\n"
-      ".reg .u32 there;\n"
-      "mapa.shared::cluster.u32 there, %4, %5;\n"
-      "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [there];\n"
-      "}"
-      : "=f"(values.x), "=f"(values.y), "=f"(values.z), "=f"(values.w)
-      : "r"(lospmm_address(shared)), "r"(rank)
+      ".reg .u32 there, counter;\n"
+      "mapa.shared::cluster.u32 there, %0, %2;\n"
+      "mapa.shared::cluster.u32 counter, %1, %2;\n"
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [there], {%3, %4, %5, %6}, [counter];\n"
+      "}" ::"r"(lospmm_address(shared)),
+      "r"(lospmm_address(barrier)), "r"(rank), "f"(values.x), "f"(values.y), "f"(values.z), "f"(values.w)
       : "memory");
-  return values;
 }
 #endif
 

@@ -23,8 +23,8 @@ LOSPMM_INLINE Tile tile_of(int number, int m) {
   return {number - group * row_blocks, static_cast<long long>(group * gridDim.x + blockIdx.x) * COLS};
 }
 
-// What a block does in its ``turn``-th turn: a tile of its own, all pieces of A's columns, while there are enough for all blocks,
-// and then a part of the pieces of a tile that its cluster shares, if there are few.
+// What a block does in its ``turn``-th turn: all pieces of the columns of A for a tile of its own, while there are enough tiles
+// for all blocks, and then a part of the pieces for a tile that its cluster shares, if there are few.
 struct Share {
   Tile tile;
   int first, end;  // pieces
@@ -57,97 +57,82 @@ LOSPMM_INLINE void change_places(unsigned &first, unsigned &second) {
     second = other;
 }
 
-template <bool is_so>
-struct Whether {
-  static constexpr bool value = is_so;
-};
-
-#if LOSPMM_CLUSTER > 1
-// The sums of a tile to C, of which each block of a cluster has a part: by way of the ring, which is not used any more then;
-// ``done`` is a barrier for all warps that multiply.
-template <int ring_bytes>
-LOSPMM_INLINE void lospmm_add_up_rows(const float (&sums)[PARTS][32], const Tile &tile, unsigned char *ring,
-                                     unsigned long long *done, int m, long long n, Element *c, const Element *residual) {
-  const int lane = threadIdx.x % 32;
-  const long long column = tile.column;
-  const int above = tile.row_block * (64 * GROUPS) + threadIdx.x / 32 * 16;
-  if (lane == 0) lospmm_gate_arrive(done);
-  lospmm_gate_wait(done, 0);
-  const int rank = blockIdx.y;
-  // Each block of a cluster adds up and stores a part of the columns, from its own sums on: all that others have of it is
-  // asked for at once. What is not stored is not asked for: a thread that is done with its part must have nothing under way.
-  constexpr int THREADS = 128 * GROUPS, FOURS = COLS / 8, OWN = FOURS / LOSPMM_CLUSTER;
-  static_assert(FOURS % LOSPMM_CLUSTER == 0 && FOURS * THREADS * sizeof(float4) <= ring_bytes);
-  float4 *const given = reinterpret_cast<float4 *>(ring) + threadIdx.x;
-#pragma unroll
-  for (int four = 0; four < FOURS; ++four) {
-    if (four / OWN == rank) continue;
-    const float *own_sums = sums[four / 8] + four % 8 * 4;
-    given[four * THREADS] = make_float4(own_sums[0], own_sums[1], own_sums[2], own_sums[3]);
-  }
-  lospmm_cluster_wait();
-  const auto collect = [&](auto whole) {
-    constexpr bool is_whole = decltype(whole)::value;
-    float all[OWN][4];
-#pragma unroll
-    for (int four = 0; four < FOURS; ++four)
-      if (four / OWN == rank)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) all[four % OWN][i] = sums[four / 8][four % 8 * 4 + i];
-#pragma unroll
-    for (int apart = 1; apart < LOSPMM_CLUSTER; ++apart)
-#pragma unroll
-      for (int four = 0; four < OWN; ++four)
-        if (is_whole || (above + lane / 4 < m && column + (rank * OWN + four) * 8 < n)) {
-          const float4 more = lospmm_cluster_floats(given + (rank * OWN + four) * THREADS, (rank + apart) % LOSPMM_CLUSTER);
-          all[four][0] += more.x, all[four][1] += more.y, all[four][2] += more.z, all[four][3] += more.w;
-        }
-#pragma unroll
-    for (int four = 0; four < OWN; ++four) {
-      const long long of_block = column + (rank * OWN + four) * 8 + lane % 4 * 2;
-#pragma unroll
-      for (int upper = 0; upper < 2; ++upper) {
-        const int row = above + lane / 4 + 8 * upper;
-        if (is_whole || (row < m && of_block < n))
-          *reinterpret_cast<unsigned *>(c + row * n + of_block) =
-              finished_pair(all[four][2 * upper], all[four][2 * upper + 1], row, row * n + of_block, residual);
-      }
-    }
-  };
-  // What is all there by itself, since loads with a condition wait for each other.
-  const long long own_begin = column + rank * OWN * 8;
-  if ((tile.row_block + 1) * (64 * GROUPS) <= m && own_begin + OWN * 8 <= n)
-    collect(Whether<true>());
-  else if (own_begin < n)
-    collect(Whether<false>());
-  lospmm_cluster_leave();  // nobody goes while others read its sums
-}
-#endif
-
-// The sums of a tile to C.
-LOSPMM_INLINE void lospmm_store_rows(const float (&sums)[PARTS][32], const Tile &tile, int m, long long n, Element *c,
-                                     const Element *residual) {
-  const int lane = threadIdx.x % 32;
-  const long long column = tile.column;
-  const int above = tile.row_block * (64 * GROUPS) + threadIdx.x / 32 * 16;
-  // Four lanes have two neighbours each of every eight columns of a row: after they changed places, a lane has all of one eight.
+// Sums of ``eights`` times eight columns of a tile to C, from ``column`` on; ``sum_of`` gives the four that a thread has of 16
+// rows. Four lanes have two neighbours each of eight columns of a row: after they changed places, a lane has all of one eight.
+template <int eights, typename Sums>
+LOSPMM_INLINE void store_eights(const Sums &sum_of, const Tile &tile, long long column, int m, long long n, Element *c,
+                                const Element *residual) {
+  constexpr int AT_ONCE = eights % 4 ? 1 : 4;
+  const int lane = threadIdx.x % 32, above = tile.row_block * (64 * GROUPS) + threadIdx.x / 32 * 16;
 #pragma unroll
   for (int upper = 0; upper < 2; ++upper) {
     const int row = above + lane / 4 + 8 * upper;
     const long long of_row = min(row, m - 1) * n;
 #pragma unroll
-    for (int first = 0; first < COLS / 8; first += 4) {
-      unsigned pairs[4];
+    for (int first = 0; first < eights; first += AT_ONCE) {
+      unsigned pairs[AT_ONCE];
 #pragma unroll
-      for (int eight = 0; eight < 4; ++eight) {
-        const float *two = sums[first / 8] + (first % 8 + eight) * 4 + upper * 2;
+      for (int eight = 0; eight < AT_ONCE; ++eight) {
         const long long of_block = column + (first + eight) * 8 + lane % 4 * 2;
-        pairs[eight] = finished_pair(two[0], two[1], min(row, m - 1), of_row + min(of_block, n - 2), residual);
+        pairs[eight] = finished_pair(sum_of(first + eight, upper * 2), sum_of(first + eight, upper * 2 + 1), min(row, m - 1),
+                                     of_row + min(of_block, n - 2), residual);
+        if (AT_ONCE == 1 && row < m && of_block < n) *reinterpret_cast<unsigned *>(c + of_row + of_block) = pairs[0];
       }
-      change_places<1>(pairs[0], pairs[1]), change_places<1>(pairs[2], pairs[3]);
-      change_places<2>(pairs[0], pairs[2]), change_places<2>(pairs[1], pairs[3]);
-      const long long own = column + (first + lane % 4) * 8;
-      if (row < m && own < n) *reinterpret_cast<uint4 *>(c + of_row + own) = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+      if constexpr (AT_ONCE == 4) {
+        change_places<1>(pairs[0], pairs[1]), change_places<1>(pairs[2], pairs[3]);
+        change_places<2>(pairs[0], pairs[2]), change_places<2>(pairs[1], pairs[3]);
+        const long long own = column + (first + lane % 4) * 8;
+        const uint4 eight = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+        if (row < m && own < n) *reinterpret_cast<uint4 *>(c + of_row + own) = eight;
+      }
     }
   }
 }
+
+// The sums of a tile to C.
+LOSPMM_INLINE void store_rows(const float (&sums)[PARTS][32], const Tile &tile, int m, long long n, Element *c,
+                              const Element *residual) {
+  const auto sum_of = [&](int eight, int i) { return sums[eight / 8][eight % 8 * 4 + i]; };
+  store_eights<COLS / 8>(sum_of, tile, tile.column, m, n, c, residual);
+}
+
+#if LOSPMM_CLUSTER > 1
+// The same where each block of a cluster has a part of the sums: a block adds up and stores some of the columns, and is sent
+// what the others have of them. That comes to the ring, which is not used any more then. ``done`` are two barriers: of all
+// warps that multiply, and of what was sent.
+LOSPMM_INLINE void add_up_rows(const float (&sums)[PARTS][32], const Tile &tile, unsigned char *ring, unsigned long long *done,
+                               int m, long long n, Element *c, const Element *residual) {
+  constexpr int THREADS = 128 * GROUPS, FOURS = COLS / 8, OWN = FOURS / LOSPMM_CLUSTER, SENDERS = LOSPMM_CLUSTER - 1;
+  static_assert(FOURS % LOSPMM_CLUSTER == 0 && SENDERS * OWN * THREADS * sizeof(float4) <= STAGES * STAGE);
+  const int rank = blockIdx.y;
+  if (threadIdx.x == 0) lospmm_bulk_expect(done + 1, SENDERS * OWN * THREADS * sizeof(float4));
+  if (threadIdx.x % 32 == 0) lospmm_gate_arrive(done);
+  lospmm_gate_wait(done, 0);
+  lospmm_cluster_wait();
+  float4 *const sent = reinterpret_cast<float4 *>(ring) + threadIdx.x;
+#pragma unroll
+  for (int four = 0; four < FOURS; ++four) {
+    const int to = four / OWN;
+    if (to == rank) continue;
+    const float *own = sums[four / 8] + four % 8 * 4;
+    lospmm_cluster_send(sent + ((rank - to + SENDERS) % LOSPMM_CLUSTER * OWN + four % OWN) * THREADS,
+                        make_float4(own[0], own[1], own[2], own[3]), to, done + 1);
+  }
+  float all[OWN][4];
+#pragma unroll
+  for (int four = 0; four < FOURS; ++four)
+    if (four / OWN == rank)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) all[four % OWN][i] = sums[four / 8][four % 8 * 4 + i];
+  lospmm_bulk_wait(done + 1, 0);
+#pragma unroll
+  for (int sender = 0; sender < SENDERS; ++sender)
+#pragma unroll
+    for (int of = 0; of < OWN; ++of) {
+      const float4 more = sent[(sender * OWN + of) * THREADS];
+      all[of][0] += more.x, all[of][1] += more.y, all[of][2] += more.z, all[of][3] += more.w;
+    }
+  const auto sum_of = [&](int eight, int i) { return all[eight][i]; };
+  store_eights<OWN>(sum_of, tile, tile.column + rank * OWN * 8, m, n, c, residual);
+}
+#endif

@@ -99,6 +99,7 @@ LOSPMM_KERNEL(lospmm_two_of_four) {
       lospmm_gate_make(empty + stage, 4 * GROUPS);
     }
     lospmm_gate_make(done, 4 * GROUPS);
+    lospmm_bulk_make(done + 1);
   }
   __syncthreads();
   if (tile.column >= n) return;
@@ -146,8 +147,8 @@ LOSPMM_KERNEL(lospmm_two_of_four) {
   lospmm_wgmma_wait<0>();
 
 #if LOSPMM_CLUSTER > 1
-  lospmm_add_up_rows<STAGES * STAGE>(sums, tile, ring, done, m, n, c, residual);
+  add_up_rows(sums, tile, ring, done, m, n, c, residual);
 #else
-  lospmm_store_rows(sums, tile, m, n, c, residual);
+  store_rows(sums, tile, m, n, c, residual);
 #endif
 }
