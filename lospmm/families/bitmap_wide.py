@@ -57,10 +57,10 @@ _FEEDING_REGISTERS = 40
 
 #: Cycles of an SM for a chunk: a column of B times 64 rows of A; to make fragments, at least, and for 64 rows of which
 #: each pair of elements has a nonzero. Bytes from the L2 cache in a cycle, elements of C stored, and sums that a block
-#: of a cluster writes for the others. Fitted to 112 timings of seven problems on an H200: the error is 6 %, and what
-#: is predicted to be the fastest is, of each.
-PRODUCT_CYCLES, FRAGMENT_CYCLES, CYCLES_PER_PAIR = 2.08, 720.0, 140.0
-COPIED_PER_CYCLE, STORED_PER_CYCLE, EXCHANGED_PER_CYCLE = 44.7, 1.35, 2.1
+#: of a cluster sends to the others. Fitted to 112 timings of seven problems on an H200, then for fragments and sums to
+#: ten on an H100: what is predicted to be the fastest is, of each.
+PRODUCT_CYCLES, FRAGMENT_CYCLES, CYCLES_PER_PAIR = 2.08, 825.0, 140.0
+COPIED_PER_CYCLE, STORED_PER_CYCLE, EXCHANGED_PER_CYCLE = 44.7, 1.35, 3.1
 START_MICROS = 2.2
 
 
@@ -108,21 +108,28 @@ def plans(problem: Problem) -> list[WideBitmap]:
         if (plan.groups == min(GROUPS) or m > plan.rows // 2)
         and (plan.cols == min(COLS) or n > plan.cols // 2)
         and stages_of(plan, problem, largest) >= _LEAST_STAGES
-        and (plan.cluster == 1 or (plan.cluster <= pieces and _has_room(plan, problem, largest)))
+        and (plan.cluster == 1 or (plan.cluster <= pieces and _shares(plan, problem, largest)))
         and _grid(plan, problem)[2] <= MAX_GRID_SIDE
     ]
 
 
-def _has_room(plan: WideBitmap, problem: Problem, largest: int) -> bool:
-    """Return whether a block's sums fit its ring, and all its parts of C."""
-    sums = plan.rows * plan.cols * 4
-    return sums <= stages_of(plan, problem, largest) * _stage_bytes(plan) and plan.cols // 8 % plan.cluster == 0
+def _shares(plan: WideBitmap, problem: Problem, largest: int) -> bool:
+    """Return whether a cluster shares a tile, whose sums fit a block's ring, and C its parts."""
+    has_room = plan.rows * plan.cols * 4 <= stages_of(plan, problem, largest) * _stage_bytes(plan)
+    return _turns(plan, problem)[1] and has_room and plan.cols // 8 % plan.cluster == 0
 
 
 def _grid(plan: WideBitmap, problem: Problem) -> tuple[int, int, int]:
     """Return the grid: no more blocks than run at once, which take several tiles each."""
     across, cluster, along = grid_of(problem, plan.rows, plan.cols, plan.cluster)
     return across, cluster, min(along, max(1, problem.device.sms_of_clusters(cluster) // cluster // across))
+
+
+def _turns(plan: WideBitmap, problem: Problem) -> tuple[int, bool]:
+    """Return how many tiles a block has for itself, and whether its cluster shares one more."""
+    tiles, clusters = grid_of(problem, plan.rows, plan.cols, plan.cluster)[2], _grid(plan, problem)[2]
+    whole, rest = divmod(tiles, plan.cluster * clusters)
+    return whole + (rest > clusters), 0 < rest <= clusters
 
 
 def _stage_bytes(plan: WideBitmap) -> int:
@@ -152,15 +159,14 @@ def _micros(problem: Problem, plan: WideBitmap, pairs: int) -> float:
     bytes_of_a = pair_bytes(problem.values) * pairs + matrix.m * matrix.k / 16
     cells = matrix.m * matrix.k
     own = bytes_of_a / cells * plan.rows * CHUNK
-    tiles, clusters = grid_of(problem, plan.rows, plan.cols, plan.cluster)[2], _grid(plan, problem)[2]
-    whole, rest = divmod(tiles, plan.cluster * clusters)
     products = plan.groups * plan.cols * PRODUCT_CYCLES
     fragments = FRAGMENT_CYCLES + CYCLES_PER_PAIR * plan.groups * 2 * pairs / cells
     copied = (_stage_bytes(plan) + own) / COPIED_PER_CYCLE
     piece = SHAPE.depth // CHUNK * max(products, fragments, copied)
     stored = plan.rows * plan.cols / STORED_PER_CYCLE
-    cycles = (whole + (rest > clusters)) * (pieces * piece + stored)
-    if 0 < rest <= clusters:
+    whole, is_shared = _turns(plan, problem)
+    cycles = whole * (pieces * piece + stored)
+    if is_shared:
         exchanged = plan.rows * plan.cols / EXCHANGED_PER_CYCLE if plan.cluster > 1 else 0.0
         cycles += ceil_div(pieces, plan.cluster) * piece + stored / plan.cluster + exchanged
     memory = (bytes_of_a + 2 * problem.n * (matrix.k + matrix.m)) / device.memory_bandwidth

@@ -43,17 +43,25 @@ def test_every_epilogue(relu: bool, residual: bool, bias: bool, cluster: int) ->
     assert error_of(problem, pack_plan(problem, WideBitmap(1, 64, cluster))) < 1
 
 
-@pytest.mark.parametrize(("sms", "cluster", "along"), [(9, 1, 1), (18, 2, 1), (72, 2, 4)])
+@pytest.mark.parametrize(("sms", "cluster", "along"), [(9, 1, 1), (18, 2, 1), (72, 2, 4), (90, 2, 5)])
 def test_a_block_takes_several_tiles(sms: int, cluster: int, along: int) -> None:
     """On a small GPU: three groups of tiles along the columns, the last of which has fewer, by nine along the rows.
 
-    Of 27 tiles, two blocks of a cluster share the last one, or the last three.
+    Of 27 tiles, two blocks of a cluster share the last one, or the last three, or there are too many left to share.
     """
     small = replace(H200, sms=sms)
     problem = replace(plain(pruned(550, 300, 0.4, seed=12, empty_rows=0.1), 64 * 25 + 8, HALF), device=small)
     kernel = pack_plan(problem, replace(BASE, cluster=cluster))
     assert kernel.launch.grid == (9, cluster, along)
     assert error_of(problem, kernel) < 1
+
+
+def test_clusters_are_planned_where_they_share_a_tile() -> None:
+    """Of nine clusters: each one more, or none."""
+    shared = WideBitmap(groups=1, cols=128, cluster=2)
+    for tiles, is_planned in ((27, True), (18, False), (28, False)):
+        problem = replace(plain(pruned(64 * tiles, 300, 0.4, seed=13), 72, HALF), device=replace(H200, sms=18))
+        assert (shared in plans(problem)) == is_planned
 
 
 @pytest.mark.slow
