@@ -222,19 +222,6 @@ def test_without_a_clock_the_estimate_decides(tmp_path: Path) -> None:
     assert "4-byte aligned" in kernel.manifest["arguments"][0]["layout"]
 
 
-def test_a_log_that_names_no_words_is_replayed(tmp_path: Path) -> None:
-    """One of before a thread could have two."""
-    asked = Options(families="unrolled", measure="none", emitter="sass")
-    matrix = uniform(64, 64, 0.9, seed=0)
-    kept = jobs.tune(Request(Problem(matrix, 256, H200), asked), store=Store(tmp_path))
-    lines = [json.loads(line) for line in kept.files[artifact.TUNING_FILE].splitlines()]
-    for line in lines:
-        assert line.pop("thread_words") == 1
-    before = "".join(f"{json.dumps(line)}\n" for line in lines).encode()
-    again = replay(replace(kept, files={**kept.files, artifact.TUNING_FILE: before}), H200)
-    assert again.agrees
-
-
 def test_what_is_listed_begins_with_the_winner() -> None:
     winner, *others = chosen().listed
     assert is_wide(winner) and winner is chosen().winner
