@@ -17,8 +17,10 @@ def check_limit(min_sparsity: object) -> None:
         raise BadRequest(f"min_sparsity is {min_sparsity!r:.80}: give a share of zeros, from 0 to 1")
 
 
-def too_few(min_sparsity: float) -> str:
-    """Return the reason of a layer below the limit."""
+def too_few(sparsity: float, min_sparsity: float) -> str | None:
+    """Return the reason of a layer below the limit, or None. One pruned to the limit may lack a few zeros to it."""
+    if max(sparsity, round(sparsity, 3)) >= min_sparsity:
+        return None
     return f"{_FEW}{100 * min_sparsity:.0f}% of min_sparsity"
 
 

@@ -221,8 +221,7 @@ class LayerTable:
     def why_unpruned(self, name: str, found: MatrixFile | BadMatrix) -> str | None:
         """Return why a layer is skipped for its zeros, or None. An embedding may have more nonzeros than are read."""
         share = found.matrix.sparsity if isinstance(found, MatrixFile) else found.sparsity
-        is_tuned = name in self.rows or share is None or share >= self.min_sparsity
-        return None if is_tuned else too_few(self.min_sparsity)
+        return None if name in self.rows or share is None else too_few(share, self.min_sparsity)
 
     def check_used(self, names: Sequence[str]) -> None:
         """Raise BadRequest for a row that is for none of the layers ``names``: it is likely misspelt."""

@@ -66,9 +66,7 @@ def _columns(row: LayerSpec) -> int:
 def _why_dense(file: MatrixFile | BadMatrix, min_sparsity: float) -> str | None:
     if isinstance(file, BadMatrix):
         return str(file)
-    if file.matrix.sparsity < min_sparsity:
-        return too_few(min_sparsity)
-    return None if file.matrix.nnz else "all its weights are zero"
+    return too_few(file.matrix.sparsity, min_sparsity) if file.matrix.nnz else "all its weights are zero"
 
 
 def _adds_bias(uses: Sequence[_Use], name: str, file: MatrixFile | BadMatrix) -> bool:

@@ -129,10 +129,10 @@ def find_sites(model: nn.Module, min_sparsity: float) -> tuple[list[Site], list[
             rows.append(Row(shape=shape, sparsity=None, reason=str(error), **base))
             continue
         sparsity = 1.0 - matrix.nnz / tensors_of(module, place).weight.numel()
-        if matrix.nnz and sparsity >= min_sparsity:
+        reason = too_few(sparsity, min_sparsity) if matrix.nnz else "all its weights are zero"
+        if reason is None:
             sites.append(Site(full, module, weight, kind, place, matrix, sparsity))
             continue
-        reason = too_few(min_sparsity) if matrix.nnz else "all its weights are zero"
         rows.append(Row(shape=(matrix.m, matrix.k), sparsity=sparsity, reason=reason, **base))
     return sites, rows
 

@@ -1,8 +1,8 @@
-"""The hint for a model whose layers are all below min_sparsity."""
+"""Layers below min_sparsity, and the hint for a model of them alone."""
 
 import pytest
 
-from lospmm.matrix.limit import limit_hint
+from lospmm.matrix.limit import limit_hint, too_few
 
 
 @pytest.mark.parametrize(
@@ -15,3 +15,8 @@ from lospmm.matrix.limit import limit_hint
 )
 def test_the_hint(shares: list[float], hint: str) -> None:
     assert limit_hint(shares, "--min-sparsity ") == hint
+
+
+def test_pruning_to_the_limit_may_lack_a_zero() -> None:
+    assert too_few(0.59997, 0.6) is None and too_few(0.99996, 0.99996) is None
+    assert too_few(0.5994, 0.6) == "fewer zeros than the 60% of min_sparsity"
