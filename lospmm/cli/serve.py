@@ -1,6 +1,7 @@
 """``lospmm serve``, ``worker`` and ``keys``: the REST service, its workers and its API keys."""
 
 import signal
+from importlib import import_module
 from types import ModuleType
 from typing import Annotated
 
@@ -32,7 +33,7 @@ def worker(
     ] = None,
 ) -> None:
     """Tune what the service has accepted, with the same database and cache."""
-    _service().work(name, parent, ray)
+    _service("worker_process").work(name, parent, ray)
 
 
 @keys_app.command("add")
@@ -64,9 +65,7 @@ def keys_revoke(name: Annotated[str, typer.Argument(metavar="NAME", help="The ho
     _service().revoke_key(name)
 
 
-def _service() -> ModuleType:
-    """Import the service: only its commands need a web framework."""
+def _service(module: str = "main") -> ModuleType:
+    """Import a module of the service: only its commands need a web framework, and a worker none."""
     with extra_needed("server", "the service"):
-        from lospmm_server import main
-
-    return main
+        return import_module(f"lospmm_server.{module}")

@@ -55,6 +55,12 @@ def find_toolkit() -> Toolkit:
     raise ToolchainFault(f"no CUDA toolkit of version 12.0 or newer: {todo}" + "".join(f"; {one}" for one in refused))
 
 
+def check_toolkit() -> None:
+    """Check LOSPMM_TOOLKIT, if it is set, at the start instead of at the first job. Raises BadSettings."""
+    if settings().toolkit is not None:
+        find_toolkit()
+
+
 def has_arch(toolkit: Toolkit, arch: str) -> bool:
     """Return whether the toolkit can compile for ``arch``."""
     return f"sm_{_number(arch)}" in toolkit.archs

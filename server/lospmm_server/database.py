@@ -118,6 +118,13 @@ def open_database(url: str | None = None) -> Database:
         raise BadSettings("LOSPMM_DATABASE_URL: PostgreSQL needs psycopg: pip install 'lospmm[postgresql]'") from None
 
 
+def migrated() -> Database:
+    """Return the database of the settings, migrated. Raises BadSettings, DatabaseFault."""
+    database = open_database()
+    database.migrate()
+    return database
+
+
 def _address(url: str | None) -> URL:
     if url is None:
         return URL.create(DRIVERS["sqlite"], database=str(settings().cache_dir / FILE))

@@ -1,43 +1,28 @@
-"""``lospmm serve`` and ``worker``, which run until SIGTERM or Ctrl-C, and ``lospmm keys``."""
+"""``lospmm serve``, which runs until SIGTERM or Ctrl-C, and ``lospmm keys``."""
 
-import logging
 import os
 import resource
 import signal
 import socket
 import sys
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from ipaddress import ip_address
-from types import FrameType
 from typing import Any, TypeAlias
 
 from lospmm.artifact import kept
 from lospmm.errors import BadRequest
-from lospmm.gpu.detect import own_gpu
-from lospmm.settings import be_a_service, settings, unknown_variables
-from lospmm.toolchain.discover import find_toolkit
+from lospmm.settings import be_a_service, settings
+from lospmm.toolchain.discover import check_toolkit
 from lospmm_server import keys, logs, memory
-from lospmm_server.database import Database, open_database
+from lospmm_server.database import Database, migrated
 from lospmm_server.http_server import Server
 from lospmm_server.service import Service
-from lospmm_server.tuning import tune_here
 from lospmm_server.uploads import check_worker_gpu
-from lospmm_server.worker import Worker
 
 #: Seconds after which a client that does not read its answer is given up.
 UNREAD_SECONDS = 60
-
-#: Seconds between two checks of a worker whether its parent still runs.
-PARENT_SECONDS = 0.5
-
-#: The most characters of a worker's name.
-NAME_CHARACTERS = 60
-
-_log = logging.getLogger(__name__)
-
 
 #: A family of addresses and what its sockets are bound to.
 Address: TypeAlias = tuple[socket.AddressFamily, tuple[Any, ...]]
@@ -53,9 +38,9 @@ def serve(host: str, port: int, workers: int) -> None:
     be_a_service()
     _allow_open_files()
     check_worker_gpu(settings().worker_gpu)
-    _check_toolkit()
+    check_toolkit()
     addresses = _addresses(host, port)
-    database = _migrated()
+    database = migrated()
     keyring = _keyring(addresses, database)
     listeners = listen(host, port)
     logs.configure()
@@ -79,64 +64,19 @@ def _allow_open_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def work(name: str, parent: int | None, ray: str | None = None) -> None:
-    """Tune jobs of the queue until SIGTERM, SIGINT, or the end of the process ``parent``.
-
-    One after the other here, or as many as there are slots on the Ray cluster at the address ``ray``. The end takes
-    seconds: running jobs are given back. Raises DatabaseFault if there is no database at the start, BadRequest if
-    there is no such cluster, or for an invalid name, and BadSettings for a toolkit that is none.
-    """
-    _check_name(name)
-    _check_toolkit()
-    logs.configure()
-    if parent is None:  # else the server has printed it
-        for line in unknown_variables():
-            _log.warning("%s", line)
-    on_cluster = None if ray is None else _connected(ray)  # Ray installs its own handler of SIGTERM
-    stop, told = threading.Event(), []
-
-    def leave(number: int, _frame: FrameType | None) -> None:
-        told.append(number)
-        stop.set()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, leave)
-    if parent is not None:
-        threading.Thread(target=_watch_parent, args=(parent, stop), daemon=True).start()
-    database, store = _migrated(), kept.open_store()
-    if on_cluster is None:
-        Worker(database, store, tune_here(store), name=name, gpu=own_gpu() or "").run(stop)
-    else:
-        on_cluster(database, store, name, stop)
-    # Not by returning: Python would wait for threads, and a stage that cannot be interrupted may take minutes.
-    os._exit(128 + told[0] if told else 0)
-
-
 def add_key(name: str, terms: Sequence[str]) -> str:
     """Make an API key in the database and return it. Raises BadRequest, DatabaseFault."""
-    return keys.add(_migrated(), name, terms)
+    return keys.add(migrated(), name, terms)
 
 
 def list_keys() -> list[keys.Key]:
     """Return the API keys of the database, the oldest first. Raises DatabaseFault."""
-    return keys.listed(_migrated())
+    return keys.listed(migrated())
 
 
 def revoke_key(name: str) -> None:
     """Revoke an API key of the database. Raises BadRequest, DatabaseFault."""
-    keys.revoke(_migrated(), name)
-
-
-def _migrated() -> Database:
-    database = open_database()
-    database.migrate()
-    return database
-
-
-def _check_name(name: str) -> None:
-    """Raise BadRequest for a name that tables cannot hold, with the suffix of a cluster's slot."""
-    if len(name) > NAME_CHARACTERS or not name.isprintable():
-        raise BadRequest(f"--name {name[:80]!r}: at most {NAME_CHARACTERS} printable characters")
+    keys.revoke(migrated(), name)
 
 
 def listen(host: str, port: int) -> list[socket.socket]:
@@ -154,12 +94,6 @@ def listen(host: str, port: int) -> list[socket.socket]:
     except OSError as error:  # the error's text repeats the address
         reason = os.strerror(error.errno) if error.errno else error
         raise BadRequest(f"{host} port {port}: {reason}; choose another with --port") from None
-
-
-def _check_toolkit() -> None:
-    """Check LOSPMM_TOOLKIT at the start instead of at the first job. Raises BadSettings."""
-    if settings().toolkit is not None:
-        find_toolkit()
 
 
 def _addresses(host: str, port: int) -> list[Address]:
@@ -190,23 +124,6 @@ def _keyring(addresses: Sequence[Address], database: Database) -> keys.Keyring |
             "`lospmm keys add NAME`, or name a file of keys in LOSPMM_API_KEYS; or use 127.0.0.1"
         )
     return keyring
-
-
-def _connected(ray: str) -> Callable[..., None]:
-    """Connect to a Ray cluster; return ``ray_worker.work``. Raises BadRequest."""
-    try:
-        from lospmm_server import ray_cluster, ray_worker  # an extra, and a second to import
-    except ModuleNotFoundError:
-        raise BadRequest("--ray needs Ray: pip install 'lospmm[ray]'") from None
-    ray_cluster.connect(ray)
-    return ray_worker.work
-
-
-def _watch_parent(parent: int, stop: threading.Event) -> None:
-    while os.getppid() == parent:
-        if stop.wait(PARENT_SECONDS):
-            return
-    stop.set()
 
 
 def _url(listener: socket.socket) -> str:

@@ -7,7 +7,7 @@ import sys
 from lospmm.gpu import bench as measure
 from lospmm.gpu.bench import Bench
 from lospmm.tuning import session
-from lospmm_server import main
+from lospmm_server import worker_process
 from tests.fixtures import machine_gpu
 from tests.fixtures.short_search import shorten
 
@@ -17,9 +17,9 @@ def work(gate: str, libraries: str, *sizes: str) -> None:
     command = (sys.executable, "-P", machine_gpu.__file__, gate, libraries, *sizes, no_kernel_fails)
     measure.compile_gate = lambda _arch: b"gate"
     session.Bench = lambda problem, cancel=None: Bench(problem, cancel=cancel, command=command)
-    main.own_gpu = lambda: "h200"
+    worker_process.own_gpu = lambda: "h200"
     shorten()
-    main.work("", None)
+    worker_process.work("", None)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,8 @@ import scipy.sparse
 from lospmm.cli import main as cli
 from lospmm.errors import BadRequest, BadSettings
 from lospmm.settings import settings
-from lospmm_server.main import listen, serve, work
+from lospmm_server.main import listen, serve
+from lospmm_server.worker_process import work
 from tests.fixtures.waiting import wait_until
 from tests.server.conftest import SlowToolkit, npy_file, weights
 from tests.server.processes import is_alive, serving, started
@@ -39,7 +40,7 @@ def limit_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
 STUBBORN = """
 import time
 from lospmm.tuning import jobs
-from lospmm_server.main import work
+from lospmm_server.worker_process import work
 
 jobs.tune = lambda *_, **__: time.sleep(60)
 work("stubborn", None)
