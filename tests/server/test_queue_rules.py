@@ -168,4 +168,4 @@ class TestJobs(Jobs.TestCase):
 @pytest.mark.slow
 @pytest.mark.usefixtures("own_settings")
 class TestJobsForLong(Jobs.TestCase):
-    settings = hypothesis_settings(max_examples=20, stateful_step_count=40, deadline=None)
+    settings = hypothesis_settings(max_examples=8, stateful_step_count=40, deadline=None)
