@@ -50,7 +50,7 @@ lock:  ## pin every dependency anew (needs uv)
 .venv/ready: pyproject.toml requirements.lock
 	@echo "Installing into .venv: 1.2 GB, about a minute" >&2
 	$(PYTHON) -m venv --clear .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes --requirement requirements.lock
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile --require-hashes --requirement requirements.lock
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --editable .
 	touch $@
 
