@@ -21,6 +21,7 @@ import tempfile
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,7 +30,7 @@ import numpy as np
 from benchmarks.kernels import commit_of
 from fitting import DATA
 from lospmm.families import tensor_core
-from lospmm.matrix.csr import from_dense
+from lospmm.matrix.csr import SparseMatrix, from_dense
 from lospmm.problem.device import DEVICES
 from lospmm.problem.dtype import DTYPES
 from lospmm.problem.problem import Problem
@@ -74,9 +75,13 @@ TWO_OF_FOUR = Series(
 def problem_of(shape: str, sparsity: float, dtype: str) -> Problem:
     """Return a random problem."""
     m, k, n = map(int, shape.split("x"))
+    return Problem(_drawn(m, k, sparsity), n, DEVICES["h200"], dtype=DTYPES[dtype])
+
+
+@cache
+def _drawn(m: int, k: int, sparsity: float) -> SparseMatrix:
     rng = np.random.default_rng(0)
-    weights = rng.standard_normal((m, k), dtype=np.float32) * (rng.random((m, k)) >= sparsity)
-    return Problem(from_dense(weights), n, DEVICES["h200"], dtype=DTYPES[dtype])
+    return from_dense(rng.standard_normal((m, k), dtype=np.float32) * (rng.random((m, k)) >= sparsity))
 
 
 def build(task: tuple[str, float, str, tensor_core.Plan]) -> dict[str, Any]:

@@ -1,11 +1,9 @@
 """Products that skip two of four columns, on the CPU against float64: every axis and epilogue, and what ptxas makes."""
 
-import json
 import re
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fitting import DATA
 from lospmm.cpu.block import execute_packed
 from lospmm.families import all_fours, tensor_core, two_of_four
 from lospmm.families.fours import FourColumns, choose_fours
@@ -24,14 +21,12 @@ from lospmm.problem.device import DEVICES
 from lospmm.problem.dtype import DTYPES
 from lospmm.problem.epilogue import PLAIN, Epilogue, epilogue_of
 from lospmm.problem.problem import Problem
-from tests.families.forecasts import against_times
 from tests.families.matrices import matrices, pruned
 from tests.families.products import binary_of, error_of
 from tests.fixtures.covering import covering, each_value
 from tests.fixtures.cubin_tools import cubin_tool
 from tests.fixtures.real_layers import REAL_LAYERS, needs_real_layers
 
-TIMED = DATA / "two_of_four.jsonl"
 H200 = DEVICES["h200"]
 BASE = TwoOfFour(groups=1, cols=64, blocks=1)
 
@@ -169,20 +164,6 @@ def test_blocks_of_a_cluster_with_all_some_or_none_of_their_columns(n: int, clus
     found = execute_packed(pack_plan(problem, replace(BASE, cluster=cluster)), np.arange(n), b, m=130)
     exact = problem.matrix.to_scipy().toarray().astype(np.float16).astype(np.float64) @ b
     assert np.abs(found - exact).max() < 0.05
-
-
-@pytest.mark.slow
-def test_the_forecast_is_near_what_was_timed() -> None:
-    """By today's rates, which were fitted to these times."""
-    weights = lru_cache(pruned)
-    lines = [json.loads(line) for line in TIMED.read_text().splitlines()]
-    for line in lines:
-        m, k, n = map(int, line["shape"].split("x"))
-        matrix = weights(m, k, 1 - line["sparsity"], seed=0)
-        line["forecast"] = micros(problem_of(matrix, n, line["dtype"]), TwoOfFour(**line["plan"]))
-    missed, slower = against_times(lines)
-    assert len(missed) > 300 and np.std(missed) < 0.12 and abs(np.mean(missed)) < 0.05
-    assert max(slower) < 1.15 and np.mean(slower) < 1.02
 
 
 def test_what_there_is_no_kernel_for() -> None:

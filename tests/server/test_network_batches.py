@@ -18,7 +18,8 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip insta
 from torch import nn  # noqa: E402
 
 import lospmm.nn  # noqa: E402
-from benchmarks.inference.pruned import alike  # noqa: E402
+from benchmarks.inference.bert import Bert, Size  # noqa: E402
+from benchmarks.inference.pruned import NETWORKS, alike  # noqa: E402
 from lospmm.cli import main as cli  # noqa: E402
 from lospmm.client.client import Client  # noqa: E402
 from lospmm.errors import NothingFits  # noqa: E402
@@ -86,7 +87,7 @@ def test_a_decoder_for_several_columns(asked: Callable[..., list[str]], tmp_path
 @pytest.mark.parametrize(
     ("network", "tuned", "kernels", "dense"),
     [
-        ("BERT-base", 72, 3, {EMBEDDING: 3}),
+        ("BERT-base", 12, 3, {EMBEDDING: 3}),  # two of its twelve blocks
         ("MobileNetV2", 36, 21, {DEPTHWISE: 17}),
     ],
 )
@@ -97,10 +98,13 @@ def test_a_network(
     dense: dict[str, int],
     asked: Callable[..., list[str]],
     set_environment: Callable[[str, object], None],
+    monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
     """Every tensor has a row; each shape is tuned once, by the command, and the others ask for the same kernels."""
     set_environment("LOSPMM_MAX_UPLOAD_BYTES", 1 << 30)
+    two_blocks = replace(NETWORKS["BERT-base"], model=lambda: Bert(Size(layers=2)))
+    monkeypatch.setattr("benchmarks.inference.pruned.NETWORKS", NETWORKS | {"BERT-base": two_blocks})
     model, example = alike(network, 1, 0.99)
     net, layers = tmp_path / "net.safetensors", tmp_path / "layers.toml"
     save_file({name: one.numpy() for name, one in model.state_dict().items()}, net)
