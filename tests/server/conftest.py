@@ -17,7 +17,7 @@ from lospmm.store import Store
 from lospmm.toolchain import discover
 from lospmm_server import events, worker
 from lospmm_server.app import create_app
-from lospmm_server.database import Database, open_database
+from lospmm_server.database import FILE, Database, open_database
 from lospmm_server.keys import Keyring
 from lospmm_server.service import Service
 from lospmm_server.tuning import tune_here
@@ -39,6 +39,23 @@ def services_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "POLL_SECONDS", 0.02)
     monkeypatch.setattr(worker, "TICK_SECONDS", 0.05)
     monkeypatch.setattr(events, "POLL_SECONDS", 0.02)
+
+
+@pytest.fixture(scope="session")
+def migrated_file(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """The file of a new database, which ``migrate`` takes as long to make as most tests of the service take."""
+    path = tmp_path_factory.mktemp("database") / "service.db"
+    made = open_database(f"sqlite:///{path}")
+    made.migrate()
+    made.close()  # and nothing is left beside the file
+    return path.read_bytes()
+
+
+@pytest.fixture(autouse=True)
+def databases_are_there(tmp_path: Path, migrated_file: bytes) -> None:
+    """In the cache of each test (``own_settings``); ``migrate`` finds nothing to do."""
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / FILE).write_bytes(migrated_file)
 
 
 @pytest.fixture
