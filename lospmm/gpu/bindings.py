@@ -41,7 +41,7 @@ def described(message: str) -> str:
     line = " ".join(message.split())
     if found := _NAME.search(line):
         return line[found.start() :]
-    call, _, text = line.partition(" failed: ")
+    call, _, text = line.removesuffix(" -").partition(" failed: ")  # PyCUDA adds a log, which may be empty
     name = _names_by_text().get(text.partition(" - ")[0])
     return line if name is None else f"{name}: {text} ({call})"
 

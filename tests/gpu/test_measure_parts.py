@@ -360,6 +360,7 @@ def test_without_nvml_there_are_no_clocks(monkeypatch: pytest.MonkeyPatch) -> No
         ("CUDA_ERROR_NO_DEVICE: no CUDA-capable device", "CUDA_ERROR_NO_DEVICE: no CUDA-capable device"),
         ("while loading:\nCUDA_ERROR_INVALID_IMAGE: bad", "CUDA_ERROR_INVALID_IMAGE: bad"),
         ("cuMemAlloc failed: out of memory", "CUDA_ERROR_OUT_OF_MEMORY: out of memory (cuMemAlloc)"),
+        ("cuMemAlloc failed: out of memory - ", "CUDA_ERROR_OUT_OF_MEMORY: out of memory (cuMemAlloc)"),
         ("something else", "something else"),
     ],
 )
