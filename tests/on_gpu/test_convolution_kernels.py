@@ -40,7 +40,7 @@ class Case(NamedTuple):
     residual: bool = False
 
 
-def window(kernel: int, size: tuple[int, int, int], *, batch: int = 3, **way: tuple[int, int]) -> Convolution:
+def window(kernel: int, size: tuple[int, int, int], *, batch: int = 3, **way: Any) -> Convolution:
     """A square window on channels x height x width."""
     return Convolution(batch, *size, kernel, kernel, **way)
 

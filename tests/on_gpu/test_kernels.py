@@ -108,7 +108,7 @@ def run_on(driver: Driver, problem: Problem, kernel: Build) -> tuple[NDArray[np.
     assert function.registers == kernel.binary.registers
 
     def enqueue(copy: int) -> None:
-        driver.launch(function, kernel.launch, (np.uint64(place.b[copy]), np.uint64(place.c[copy])))
+        driver.launch(function, kernel.compiled.launch, (np.uint64(place.b[copy]), np.uint64(place.c[copy])))
 
     verdict = gate.run_and_check(driver, gate.load_gate(driver, task.gate), place, task, enqueue, copy=0)
     assert verdict.failure is None

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'lospmm[torch]'")
+pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'lospmm[torch]'")
 lospmm_torch = pytest.importorskip("lospmm_torch", reason="lospmm-torch is not installed: make wheels")
 
+import torch  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
@@ -116,7 +117,8 @@ def test_a_package_of_aotinductor_runs_from_c_plus_plus(exported: Exported, tmp_
     home = Path(torch.__path__[0])
     include = [f"-I{home / 'include'}", f"-I{home / 'include/torch/csrc/api/include'}"]
     libraries = ["-ltorch", "-ltorch_cpu", "-ltorch_cuda", "-lc10", "-lc10_cuda", f"-Wl,-rpath,{home / 'lib'}", "-ldl"]
-    command = ["g++", "-std=c++20", "-O1", *include, ROOT / "examples/run_pt2.cpp", "-o", tmp_path / "run_pt2"]
+    files = [str(ROOT / "examples/run_pt2.cpp"), "-o", str(tmp_path / "run_pt2")]
+    command = ["g++", "-std=c++20", "-O1", *include, *files]
     subprocess.run([*command, f"-L{home / 'lib'}", "-Wl,--no-as-needed", *libraries], check=True)
     arguments = [lospmm_torch.LIBRARY, tmp_path / "model.pt2", folder / "input.pt", tmp_path / "output.pt"]
     kept = {name: value for name, value in os.environ.items() if name in ("HOME", "LD_LIBRARY_PATH", "TMPDIR")}

@@ -11,17 +11,18 @@ from typing import Any
 import pytest
 from safetensors.numpy import save_file
 
-torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'lospmm[torch]'")
+pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'lospmm[torch]'")
 
-from torch import nn  # noqa: E402
-from torch.nn.utils import prune  # noqa: E402
+import torch
+from torch import nn
+from torch.nn.utils import prune
 
-import lospmm.nn  # noqa: E402
-from lospmm.cli import main as cli  # noqa: E402
-from lospmm.model.report import read_report  # noqa: E402
-from lospmm.nn import transpose, whole  # noqa: E402
-from lospmm.nn.calling import calling_of  # noqa: E402
-from lospmm.nn.operator import spmm  # noqa: E402
+import lospmm.nn
+from lospmm.cli import main as cli
+from lospmm.model.report import read_report
+from lospmm.nn import transpose, whole
+from lospmm.nn.calling import calling_of
+from lospmm.nn.operator import spmm
 
 #: PyTorch's compiler warns of itself: of a graph that it captures to know its memory, and of TF32.
 pytestmark = [
