@@ -10,7 +10,7 @@ of the logarithm; the fitted rates; and how much slower than the fastest the pla
 """
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -106,13 +106,10 @@ def fitted(title: str, given: Timed, rates: Any, names: Sequence[str], micros: C
     before = np.array([getattr(rates, name) for name in names])
 
     def forecast(values: NDArray[np.float64]) -> NDArray[np.float64]:
-        tried = rates._replace(**dict(zip(names, values.tolist(), strict=True)))
-        pairs = zip(given.problems, given.plans, strict=True)
-        return np.array([micros(problem, plan, tried) for problem, plan in pairs])
+        return forecasts(given, rates._replace(**dict(zip(names, values.tolist(), strict=True))), micros)
 
     def missed(logs: NDArray[np.float64]) -> float:
-        off = np.log(forecast(before * np.exp(logs)) / given.micros)
-        return float(np.sqrt(np.mean(off**2)))
+        return missed_by(given, forecast(before * np.exp(logs)))
 
     found = minimize(missed, np.zeros(len(names)), method="Nelder-Mead", options={"maxiter": 60 * len(names)})
     after = before * np.exp(found.x)
@@ -126,6 +123,17 @@ def fitted(title: str, given: Timed, rates: Any, names: Sequence[str], micros: C
     )
 
 
+def forecasts(given: Timed, rates: Any, micros: Callable[..., float]) -> NDArray[np.float64]:
+    """Return what ``rates`` predict of each plan, in microseconds."""
+    pairs = zip(given.problems, given.plans, strict=True)
+    return np.array([micros(problem, plan, rates) for problem, plan in pairs])
+
+
+def missed_by(given: Timed, forecasts: NDArray[np.float64]) -> float:
+    """Return the root of the mean square of the forecasts' relative errors."""
+    return float(np.sqrt(np.mean(np.log(forecasts / given.micros) ** 2)))
+
+
 def slower(given: Timed, forecasts: NDArray[np.float64]) -> float:
     """Return by how much the plan predicted fastest is slower than the fastest, on average over problems."""
     of = np.array(given.of)
@@ -136,26 +144,25 @@ def slower(given: Timed, forecasts: NDArray[np.float64]) -> float:
     return float(np.mean(by))
 
 
-def fits() -> list[Fit]:
-    """Return the fits of all kinds and types."""
-    found = []
+def sources() -> Iterator[tuple[str, Timed, Any, list[str], Callable[..., float]]]:
+    """Yield the arguments of ``fitted`` of all kinds and types."""
     for dtype, kind in warpgroups.KINDS.items():
         names = [name for name in FITTED if getattr(kind, name)]
         given = timed(DATA / WITH_ZEROS.results_name, dtype, Warpgroups)
-        found.append(fitted(f"warpgroups, {dtype}", given, kind, names, warpgroups.micros))
+        yield f"warpgroups, {dtype}", given, kind, names, warpgroups.micros
     given = joined(
         timed(DATA / TWO_OF_FOUR.results_name, "float16", TwoOfFour),
         of_families(FAMILIES_TIMED),
     )
     names = [name for name, value in two_of_four.RATES._asdict().items() if value]
-    found.append(fitted("two of four, float16", given, two_of_four.RATES, names, two_of_four.micros))
-    return found
+    yield "two of four, float16", given, two_of_four.RATES, names, two_of_four.micros
 
 
 def main() -> None:
     """Run the command line."""
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
-    for fit in fits():
+    for source in sources():
+        fit = fitted(*source)
         print(
             f"{fit.title}: missed by {fit.missed[0]:.0%}, at best {fit.missed[1]:.0%};"
             f" its choice is slower by {fit.slower[0]:.1%}, then {fit.slower[1]:.1%}"

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fitting.fit_tensor_core import Timed, fits, fitted, slower
+from fitting.fit_tensor_core import Timed, fitted, forecasts, missed_by, slower, sources
 from fitting.tensor_core import TWO_OF_FOUR, chosen, problem_of
 from lospmm.families.two_of_four import RATES, TwoOfFour, TwoOfFourRates, micros, plans
 
@@ -35,8 +35,11 @@ def test_what_is_put_first_is_compared_with_the_fastest() -> None:
 
 
 @pytest.mark.slow
-def test_the_source_has_what_fits_nearly_best() -> None:
-    for fit in fits():
-        assert fit.missed[0] < 0.16 and fit.missed[0] < fit.missed[1] + 0.04, fit
-        assert fit.slower[0] < 0.04, fit
-    assert fit.title.startswith("two of four") and fit.missed[0] < 0.13 and fit.slower[0] < 0.02
+def test_the_source_has_what_fits() -> None:
+    """Rates are near what was timed; they were fitted so (``python -m fitting.fit_tensor_core``)."""
+    missed, behind = {}, {}
+    for title, given, rates, _, predict in sources():
+        predicted = forecasts(given, rates, predict)
+        missed[title], behind[title] = missed_by(given, predicted), slower(given, predicted)
+    assert max(missed.values()) < 0.16 and max(behind.values()) < 0.04
+    assert missed["two of four, float16"] < 0.13 and behind["two of four, float16"] < 0.02
