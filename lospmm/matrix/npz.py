@@ -363,12 +363,12 @@ _CREATE_SYSTEM = 3
 
 
 def write_npz(matrix: SparseMatrix) -> bytes:
-    """Return the matrix as an ``.npz`` file: 8 bytes a nonzero, 4 a row, and a kilobyte of headers."""
+    """Return the matrix as an ``.npz`` file: 6 bytes a nonzero, 8 of a wide matrix, 4 a row, a kilobyte of headers."""
     arrays = {
         "format": np.array(b"csr"),
         "shape": np.array([matrix.m, matrix.k], dtype="<i8"),
         "indptr": matrix.indptr.astype("<i4"),  # LOSPMM_MAX_NONZEROS or not, a kernel stays far below 2**31 nonzeros
-        "indices": matrix.indices.astype("<i4"),
+        "indices": matrix.indices.astype("<u2" if matrix.k <= 1 << 16 else "<i4"),
         "data": matrix.data.astype("<f4"),
     }
     content = io.BytesIO()

@@ -29,7 +29,15 @@ def test_what_is_written_is_read_back(m: int, k: int, seed: int) -> None:
     content = write_npz(matrix)
     assert readers.read_bytes(content, MATRIX_FILE).matrix == matrix
     assert (scipy.sparse.load_npz(io.BytesIO(content)) != matrix.to_scipy()).nnz == 0
-    assert len(content) < 8 * matrix.nnz + 4 * m + 2000
+    assert len(content) < 6 * matrix.nnz + 4 * m + 2000
+
+
+@pytest.mark.parametrize(("k", "each"), [(1 << 16, 6), ((1 << 16) + 1, 8)])
+def test_columns_take_two_bytes_where_they_fit(k: int, each: int) -> None:
+    matrix = SparseMatrix(1, k, np.array([0, 1000]), np.arange(k - 1000, k, dtype=np.int32), np.ones(1000, np.float32))
+    content = write_npz(matrix)
+    assert readers.read_bytes(content, MATRIX_FILE).matrix == matrix
+    assert each * matrix.nnz < len(content) < each * matrix.nnz + 1500
 
 
 def test_the_same_matrix_gives_the_same_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
