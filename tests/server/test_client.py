@@ -228,7 +228,7 @@ def test_a_layer_that_the_service_refuses_is_named(
         set_environment("LOSPMM_MAX_NONZEROS", 4000)  # more than the service takes
         with client_of(port) as client:
             large = np.ones((40, 40), np.float32)
-            small, refused = client.tune_model({"small": weights(), "large": large}, 64, device="h200")
+            small, refused = client.tune_model({"small": weights(), "large": large}, 64, device="h200", min_sparsity=0)
     assert small.kernel is not None
     assert isinstance(refused.error, BadMatrix) and "1600 nonzeros, more than the 100" in str(refused.error)
 
@@ -237,7 +237,7 @@ def test_a_layer_that_the_service_refuses_is_named(
 def test_a_service_reads_less_than_a_command_unless_it_is_told(tmp_path: Path) -> None:
     refused = pytest.raises(BadMatrix, match="4002000 nonzeros, more than the 4000000 that LOSPMM_MAX_NONZEROS allows")
     with serving(tmp_path) as (_, port), client_of(port) as client, refused:
-        client.tune_model({"large": np.ones((2001, 2000), np.float32)}, 64, device="h200")
+        client.tune_model({"large": np.ones((2001, 2000), np.float32)}, 64, device="h200", min_sparsity=0)
 
 
 def test_addresses_and_keys_that_are_none() -> None:
