@@ -92,15 +92,13 @@ def test_gradients_are_refused(layer: nn.Linear, run: Callable[[nn.Module], nn.M
         assert run(layer)(drawn(N, K)).shape == (N, M)
 
 
-@pytest.mark.slow
 @torch.no_grad()
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-def test_compiled_without_breaks(backend: str) -> None:
+def test_compiled_without_breaks() -> None:
     torch.manual_seed(0)
     model, x = pruned(nn.Linear(K, M), nn.GELU(), nn.Linear(M, K), nn.LayerNorm(K)), drawn(2, 4, K)
     wanted = exact(model, x)
     lospmm.nn.sparsify_(model, x, **EMULATED)
-    compiled = torch.compile(model, backend=backend, fullgraph=True)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
     assert error(compiled(x), wanted) < 2e-6
 
 
