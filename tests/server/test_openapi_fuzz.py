@@ -13,7 +13,7 @@ from tests.server.processes import serving
 pytestmark = pytest.mark.slow
 
 #: Enough for every operation; and where others use this machine too.
-SECONDS = (15, 75)
+SECONDS = (8, 75)
 LEAST_REQUESTS = 200
 
 
