@@ -11,10 +11,10 @@ demo: .venv/ready  ## train, prune, tune and run a small network on kernels
 	$(BIN)/python examples/digits.py
 
 test: .venv/ready  ## what needs no GPU and is quick: each behaviour, at the lowest level that shows it
-	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not gpu and not slow"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not gpu and not slow"
 
 test-slow: .venv/ready  ## what needs no GPU, and seconds each: chaos, kills, Ray, browsers, large files, fuzzing, fits
-	$(BIN)/python -m pytest -n 3 --dist worksteal -m "slow and not gpu"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "slow and not gpu"
 
 check: .venv/ready  ## formatting, lint, types, and the one way of imports
 	$(BIN)/ruff format --check .

@@ -22,7 +22,9 @@ gc.disable()
 # Machines are shared: how long an example takes is no test. Where more than 40 are needed, the test says how many.
 hypothesis.settings.register_profile("here", deadline=None, max_examples=40)
 # A change that fails in CI fails for whoever looks at it; new examples are for those who can follow them up.
-hypothesis.settings.register_profile("ci", parent=hypothesis.settings.get_profile("here"), derandomize=True)
+hypothesis.settings.register_profile(
+    "ci", parent=hypothesis.settings.get_profile("here"), derandomize=True, max_examples=25
+)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "here")
 
 

@@ -25,8 +25,8 @@ def test_a_broken_promise_is_noticed() -> None:
     assert len(MALFORMED) == 96
 
 
-def test_half_a_minute_of_all_attacks_at_once() -> None:
-    record = soak.soak(30.0)
+def test_all_attacks_at_once() -> None:
+    record = soak.soak(15.0)
     soak.check(record, times=False)
     assert len(record["windows"]) == soak.WINDOWS
     assert {"refused", "malformed", "keys", "kill", "crowd", "fair"} <= set(record["seen"])

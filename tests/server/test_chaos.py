@@ -10,7 +10,6 @@ from benchmarks.serving.chaos import ENDLESS_ATTEMPTS, Plan
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("either_database")
 def test_random_kills_of_server_and_workers(tmp_path: Path, set_environment: Callable[[str, object], None]) -> None:
     set_environment("LOSPMM_MAX_ATTEMPTS", ENDLESS_ATTEMPTS)
     plan = Plan(layers=3, kills=3, side=512, pause_seconds=0.6)
