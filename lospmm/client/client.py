@@ -188,8 +188,7 @@ class Client:
         else:
             table, of_all = layers, {}
         if min_sparsity is not None:
-            query |= {"min_sparsity": min_sparsity}
-            table = replace(table, min_sparsity=min_sparsity)
+            table, of_all = replace(table, min_sparsity=min_sparsity), of_all | {"min_sparsity": min_sparsity}
         posted = read_uploads(model, seed, biases, table)
         uploads = [found for found in posted.layers.values() if isinstance(found, Upload)]
         params = {**query, **of_all, "wait": 0, "name": (name or posted.name)[:NAME_CHARACTERS]}
@@ -200,15 +199,10 @@ class Client:
             ended = self._again(lambda: self._run_model(uploads, layers, kernels, params, progress, deadline))
         for layer, found in posted.layers.items():
             for kernel in table.kernels_of(layer):
-                if not isinstance(found, Upload):
-                    yield LayerResult(layer, error=found, n=kernel.row.columns)
-                    continue
-                result = ended[kernel.folder]
-                is_there = result.digest is not None and has is not None and has(kernel, result.digest)
-                if result.error is not None or result.digest is None or is_there:
-                    yield result
+                if isinstance(found, Upload):
+                    yield self._with_kernel(ended[kernel.folder], kernel, found, query, has)
                 else:
-                    yield self._with_kernel(result, found, {**query, **row_query(kernel.row)})
+                    yield LayerResult(layer, error=found, n=kernel.row.columns)
         for layer, reason in posted.skipped.items():
             yield LayerResult(layer, skipped=reason)
 
@@ -349,12 +343,22 @@ class Client:
             raise ServiceFault(f"{self._connection.url}: kernel {digest} is of another matrix than was posted")
         return kernel
 
-    def _with_kernel(self, result: LayerResult, upload: Upload, query: Mapping[str, Any]) -> LayerResult:
-        assert result.digest is not None
+    def _with_kernel(
+        self,
+        result: LayerResult,
+        kernel: LayerKernel,
+        upload: Upload,
+        query: Mapping[str, Any],
+        has: Callable[[LayerKernel, str], bool] | None,
+    ) -> LayerResult:
+        """Fetch the kernel of a result, if there is one that the caller does not have."""
+        if result.error is not None or result.digest is None or (has is not None and has(kernel, result.digest)):
+            return result
         try:
             try:
                 return replace(result, kernel=self._fetched(result.digest, upload))
             except Gone:  # removed or damaged there, a moment ago
+                query = {**query, **row_query(kernel.row)}
                 return replace(result, kernel=self._tuned(upload, query, ignore, math.inf))
         except LospmmError as error:
             return replace(result, error=error)

@@ -181,6 +181,20 @@ def test_weights_that_are_not_pruned_are_skipped(client: Client) -> None:
     assert all(layer.kernel for layer in client.tune_model(layers, 64, device="h200", min_sparsity=0))
 
 
+def test_a_layers_kernel_that_is_gone_is_tuned_alone(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Alone it has no limit of zeros."""
+    fetched, lost = Client._fetched, ["a"]
+
+    def once(self: Client, digest: str, *others: Any) -> lospmm.Kernel:
+        if lost:
+            raise Gone(f"kernel {digest}: {lost.pop()}")
+        return fetched(self, digest, *others)
+
+    monkeypatch.setattr(Client, "_fetched", once)
+    (layer,) = client.tune_model({"fc": weights(1)}, 64, device="h200", min_sparsity=0)
+    assert layer.kernel is not None and layer.error is None and not lost
+
+
 def test_biases_of_a_model(client: Client, tmp_path: Path) -> None:
     bias = np.linspace(-1, 1, 4, dtype=np.float32)
     layers = {"blocks/0/w": weights(1), "plain": weights(1), "short": weights(1), "bad": weights(1)}
