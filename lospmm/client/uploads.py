@@ -112,7 +112,7 @@ def _read(model: ModelWeights, seed: int, table: LayerTable) -> Uploads:
         skipped = table.skipped(list(model))
         named = {name: weights for name, weights in model.items() if name not in skipped}
         made = {name: _or_error(partial(_upload, name, own, table)) for name, own in named.items()}
-        return _sorted("model", made, skipped)
+        return _parted("model", made, skipped)
     opened = model if isinstance(model, LayerSource) else open_model(Path(model), seed=seed)
     if has_own:
         opened.check_biases()
@@ -122,10 +122,10 @@ def _read(model: ModelWeights, seed: int, table: LayerTable) -> Uploads:
         name: _or_error(partial(_of_file, name, found, table))
         for name, found in opened.read([name for name in opened.names if name not in skipped])
     }
-    return _sorted(opened.name, layers, {**skipped, **opened.others})
+    return _parted(opened.name, layers, {**skipped, **opened.others})
 
 
-def _sorted(model: str, layers: Mapping[str, Upload | BadRequest | str], skipped: Mapping[str, str]) -> Uploads:
+def _parted(model: str, layers: Mapping[str, Upload | BadRequest | str], skipped: Mapping[str, str]) -> Uploads:
     """Return the uploads of a model, a part of whose ``layers`` may be reasons to skip them."""
     own = {name: one for name, one in layers.items() if not isinstance(one, str)}
     return Uploads(model, own, {name: one for name, one in layers.items() if isinstance(one, str)} | {**skipped})
