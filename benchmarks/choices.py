@@ -46,7 +46,7 @@ from lospmm.space.ranker import Ranker
 from lospmm.stages import Stages
 from lospmm.store import Store
 from lospmm.tuning.known import Choice, Known
-from lospmm.tuning.options import LOCKSTEPS, Options, splits_of
+from lospmm.tuning.options import Options, splits_of
 from lospmm.tuning.proxy_runner import time_proxy
 from lospmm.tuning.race import POLICIES, race_unrolled
 from lospmm.tuning.rankers import RANKERS, with_ranker
@@ -102,15 +102,13 @@ class Place:
     def ranker(self) -> Ranker:
         return RANKERS[self.ranker_name](self.problem.device)
 
-    def searched(self, lockstep: int = LOCKSTEPS[EMITTER][0]) -> Choice:
-        size = self.shortlist_size
-        return search_space(self.problem, self.explored.space, self.ranker(), size, Stages(), lockstep=lockstep)
+    def searched(self) -> Choice:
+        return search_space(self.problem, self.explored.space, self.ranker(), self.shortlist_size, Stages())
 
     def shortlist(self) -> list[UnrolledPlan]:
-        """The ranker's first of the whole space, with barriers and without, no two of a kind."""
-        both = [scored for lockstep in LOCKSTEPS[EMITTER] for scored in self.searched(lockstep).shortlist]
+        """The ranker's first of the whole space, no two of a kind."""
         kinds: dict[tuple[int, ...], UnrolledPlan] = {}
-        for scored in sorted(both, key=lambda scored: scored.score):
+        for scored in self.searched().shortlist:
             one = scored.plan
             kinds.setdefault((len(one.tiling.tiles), one.tile.cols, one.schedule.split_k), one)
         return list(kinds.values())[: self.shortlist_size]

@@ -44,7 +44,7 @@ from lospmm_datasets.synthetic import uniform
 #: m, k, share of zeros, and the tile that prototypes were fastest with on an H200.
 CASES = ((768, 768, 0.9, TileSize(48, 512)), (3072, 768, 0.7, TileSize(24, 512)))
 COLUMNS = 4096
-SCHEDULE = Schedule(prefetch=48, lockstep=128)
+SCHEDULE = Schedule(prefetch=48)
 DEVICE = "h200"
 REPEATS = 5
 
@@ -106,7 +106,7 @@ def one(number: int) -> dict[str, Any]:
         "k": k,
         "n": COLUMNS,
         "nnz": matrix.nnz,
-        "tile": {"rows": size.rows, "cols": size.cols, "prefetch": SCHEDULE.prefetch, "lockstep": SCHEDULE.lockstep},
+        "tile": {"rows": size.rows, "cols": size.cols, "prefetch": SCHEDULE.prefetch},
         "instructions": len(machine.form),
         "cubin_bytes": len(binary.cubin),
         "seconds": {name: round(min(times), 4) for name, times in steps.items()},

@@ -2,8 +2,8 @@
 
     python -m benchmarks.exhaustive --out DIR [--part 0/1] [--seconds S] [--layers DIR] [--done FILE]... [--dry]
 
-needs an NVIDIA GPU of the device table. The whole space has some 100,000 candidates a problem, half of them with
-barriers (``lockstep``), half without. It is thinned in four passes (``Plan``); all kernels are checked by the gate:
+needs an NVIDIA GPU of the device table. The whole space has some 50,000 candidates a problem. It is thinned in four
+passes (``Plan``); all kernels are checked by the gate:
 
 1. ``spread``: of candidates with as many tiles, as many columns and as many blocks to a tile, the one that the estimate
    puts first, unless it is estimated at more than WORTH times the least estimate. Of an H200's 1,310 kernels that
@@ -52,7 +52,7 @@ from lospmm.space.estimate import estimate_micros
 from lospmm.space.explore import Space, widen
 from lospmm.stages import Stages
 from lospmm.tuning.build import for_emitter
-from lospmm.tuning.options import LOCKSTEPS, splits_of
+from lospmm.tuning.options import splits_of
 from lospmm.tuning.unrolled import explore_problem
 
 EMITTER = "sass"
@@ -137,12 +137,12 @@ def prepare(problem: Problem, plan: Plan) -> Prepared:
     space = explore_problem(problem, Stages(), splits=splits_of(EMITTER, problem.device.arch))
     if not space.survivors:
         raise NothingFits("no tile size fits")
-    every = widen(problem, space, LOCKSTEPS[EMITTER][0])
+    every = widen(problem, space)
     scores = estimate_micros(problem, every)
     kinds = best_of_kinds(every, scores)
     worth = kinds[scores[kinds] <= WORTH * scores.min()]
     spread = tuple(every.take(thinned(worth, plan.spread)))
-    return Prepared(problem, space, len(every) * len(LOCKSTEPS[EMITTER]), len(kinds), len(worth), spread)
+    return Prepared(problem, space, len(every), len(kinds), len(worth), spread)
 
 
 def thinned(ranked: NDArray[np.int64], room: int) -> NDArray[np.int64]:
@@ -156,7 +156,7 @@ def thinned(ranked: NDArray[np.int64], room: int) -> NDArray[np.int64]:
 
 def schedules_of(prepared: Prepared, candidate: UnrolledPlan) -> list[UnrolledPlan]:
     """Every schedule of the tile size and blocks to a tile of ``candidate``."""
-    return [one for lockstep in LOCKSTEPS[EMITTER] for one in _widened(prepared, [candidate], candidate, lockstep)]
+    return list(_widened(prepared, [candidate], candidate))
 
 
 def near(prepared: Prepared, candidate: UnrolledPlan) -> list[UnrolledPlan]:
@@ -167,15 +167,15 @@ def near(prepared: Prepared, candidate: UnrolledPlan) -> list[UnrolledPlan]:
         for one in prepared.space.survivors
         if abs(one.tile.rows - candidate.tile.rows) <= NEAR_ROWS and abs(one.tile.cols - candidate.tile.cols) <= reach
     ]
-    found = _widened(prepared, around, candidate, candidate.schedule.lockstep)
+    found = _widened(prepared, around, candidate)
     return [one for one in found if one.schedule == candidate.schedule]
 
 
-def _widened(prepared: Prepared, tiles: Sequence[UnrolledPlan], like: UnrolledPlan, lockstep: int) -> UnrolledPlans:
+def _widened(prepared: Prepared, tiles: Sequence[UnrolledPlan], like: UnrolledPlan) -> UnrolledPlans:
     sizes = {one.tile for one in tiles}
     survivors = tuple(one for one in prepared.space.survivors if one.tile in sizes)
     space = replace(prepared.space, survivors=survivors, splits=(like.schedule.split_k,))
-    return widen(prepared.problem, space, lockstep)
+    return widen(prepared.problem, space)
 
 
 @dataclass(slots=True)

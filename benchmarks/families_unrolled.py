@@ -21,7 +21,7 @@ from lospmm.store import Store
 from lospmm.toolchain.compile import Compiled
 from lospmm.tuning.build import build, for_emitter
 from lospmm.tuning.log import axes_of
-from lospmm.tuning.options import LOCKSTEPS, Options, splits_of
+from lospmm.tuning.options import Options, splits_of
 from lospmm.tuning.rankers import RANKERS, with_ranker
 from lospmm.tuning.refusal import unrolled_refusal
 from lospmm.tuning.unrolled import search
@@ -70,16 +70,12 @@ def _built(name: str, problem: Problem, count: int) -> Iterator[Unrolled]:
 
 
 def shortlist(problem: Problem, count: int) -> list[UnrolledPlan]:
-    """What the rank model puts first, every other one without barriers."""
-    words, device, locksteps = in_lanes(problem), problem.device, LOCKSTEPS[EMITTER]
+    """What the rank model puts first."""
+    words, device = in_lanes(problem), problem.device
     options = with_ranker(Options(emitter=EMITTER), device)
     splits = splits_of(EMITTER, device.arch)
-    found = search(words, RANKERS[options.ranker](device), count, Stages(), lockstep=locksteps[0], splits=splits)
+    found = search(words, RANKERS[options.ranker](device), count, Stages(), splits=splits)
     singles = found.shortlist[: count - len(found.wide[: count // 2])]
-    others = [
-        replace(one.plan, schedule=replace(one.plan.schedule, lockstep=locksteps[place % len(locksteps)]))
-        for listed in (singles, found.wide[: count // 2])
-        for place, one in enumerate(listed)
-    ]
+    others = [one.plan for one in (*singles, *found.wide[: count // 2])]
     winner = found.winner.plan
     return [winner, *(one for one in others if axes_of(one) != axes_of(winner))][:count]

@@ -43,7 +43,6 @@ from lospmm_datasets.synthetic import uniform
 
 M, K, N, SPARSITY = 768, 3072, 4096, 0.9099
 LAYERS_OF_BERT, PRUNED_OF_LAYER = 12, 6
-LOCKSTEP = 128
 TURNS = 2
 
 #: Products of a chain by the name of the form: so many that every row is one chain. In parts are all that are longer,
@@ -91,7 +90,7 @@ def records() -> Iterator[dict[str, Any]]:
             for form in FORMS:
                 with chains_of(form):
                     splits = splits_of("sass", device.arch)
-                    found = search(problem, ranker, 10, Stages(), lockstep=LOCKSTEP, splits=splits)
+                    found = search(problem, ranker, 10, Stages(), splits=splits)
                 chosen[form] = found.winner.plan
             exact = exact_of(problem.matrix)
             operands = Operands(driver, problem.matrix, N, FLOAT32)

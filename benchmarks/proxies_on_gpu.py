@@ -52,7 +52,7 @@ from lospmm.tuning.build import build, for_emitter
 from lospmm.tuning.builders import PrefetchedBuilds
 from lospmm.tuning.forecast import winner_of
 from lospmm.tuning.job import Job
-from lospmm.tuning.options import LOCKSTEPS, Options
+from lospmm.tuning.options import Options
 from lospmm.tuning.prepare import prepare
 from lospmm.tuning.proxy_build import compile_proxy
 from lospmm.tuning.proxy_runner import time_proxy
@@ -94,10 +94,10 @@ class Pair:
     plain: Kernel | str
 
 
-def candidates_of(problem: Problem, emitter: str, count: int) -> list[UnrolledPlan]:
+def candidates_of(problem: Problem, count: int) -> list[UnrolledPlan]:
     """``count`` candidates of the estimate's best of each kind, evenly over their order; the same in every language but
-    for the registers and barriers that it has."""
-    every = widen(problem, explore_problem(problem, Stages()), LOCKSTEPS[emitter][0])
+    for the registers that it has."""
+    every = widen(problem, explore_problem(problem, Stages()))
     scores = estimate_micros(problem, every)
     kinds = best_of_kinds(every, scores)
     kinds = kinds[scores[kinds] <= RANGE * scores.min()]
@@ -181,7 +181,7 @@ def measure_pairs(every: Sequence[Work], count: int, bench: Bench, path: Path, u
         asked = [
             (work, one, pool.submit(build_pair, work[0], one, work[1]))
             for work in every
-            for one in candidates_of(*work, count)
+            for one in candidates_of(work[0], count)
             if (*about(*work).values(), *point_of(one)) not in known
         ]
         with open_lines(path, "a") as lines:

@@ -151,7 +151,7 @@ def measure_micros(folder: Path, n: int) -> Iterator[Record]:
         bench = bench or Bench(problem)
         bench.turn_to(problem)
         splits = splits_of("sass", device.arch)
-        plan = search(problem, RANKERS["lambdamart"](device), 1, Stages(), lockstep=128, splits=splits).winner.plan
+        plan = search(problem, RANKERS["lambdamart"](device), 1, Stages(), splits=splits).winner.plan
         with tempfile.TemporaryDirectory() as store:
             compared = {"micros": plan, "swapped_micros": with_swaps(problem, plan)}
             kernels = {name: build(problem, one, Store(Path(store))) for name, one in compared.items()}

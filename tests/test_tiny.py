@@ -39,7 +39,6 @@ FIELDS = {
         "cols",
         "prefetch",
         "column_group",
-        "lockstep",
         "count",
         "zero_blocks",
         "nnc_sum",

@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks.harness import read_lines
 from lospmm.space.candidates import Schedule, TileSize, UnrolledPlan
 
-#: What decides a kernel of a problem, in the order of a point.
+#: What decides a kernel of a problem, in the order of a point. Earlier kernels had barriers (lockstep).
 AXES = ("rows", "cols", "split_k", "prefetch", "column_group", "lockstep")
 
 Point = tuple[int, ...]
@@ -27,14 +27,14 @@ def point_of(candidate: UnrolledPlan) -> Point:
         schedule.split_k,
         schedule.prefetch,
         schedule.column_group,
-        schedule.lockstep,
+        0,
     )
 
 
 def parts_of(point: Point) -> tuple[TileSize, Schedule]:
     """What a point stands for: a candidate without its tiling."""
-    rows, cols, split_k, prefetch, column_group, lockstep = point
-    return TileSize(rows, cols), Schedule(prefetch, column_group, lockstep, split_k)
+    rows, cols, split_k, prefetch, column_group, _ = point
+    return TileSize(rows, cols), Schedule(prefetch, column_group, split_k)
 
 
 @dataclass(frozen=True)

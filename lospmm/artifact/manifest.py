@@ -26,7 +26,6 @@ class Tile:
     cols: PositiveInt
     prefetch: NonNegativeInt
     column_group: NonNegativeInt  # column blocks next to each other that run the same tile; 0: all of them
-    lockstep: NonNegativeInt  # instructions between two barriers; 0: none
     count: NonNegativeInt  # tiles with nonzeros
     zero_blocks: NonNegativeInt  # block rows that only write the zeros of empty rows
     nnc_sum: int

@@ -41,7 +41,6 @@ class MappedCandidate:
     cols: int
     prefetch: int
     column_group: int
-    lockstep: int
     split_k: int
     score: float | None
     thread_words: int = 1

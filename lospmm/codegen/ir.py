@@ -89,7 +89,6 @@ class KernelProgram:
     dispatch: tuple[int, ...]
     registers: int
     column_group: int = 1
-    lockstep: int = 0  # instructions between two barriers that keep the warps of a block together; 0: none
     split_k: int = 1  # parts of a tile: block rows i * split_k to (i + 1) * split_k - 1 share one
     convolution: Convolution | None = None  # has the kernel's n
     epilogue: Epilogue = PLAIN

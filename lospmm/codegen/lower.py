@@ -58,7 +58,6 @@ def lower(problem: Problem, candidate: UnrolledPlan) -> KernelProgram:
         dispatch=tuple(range(len(tiles))),
         registers=forecast_of_candidate(problem, candidate),
         column_group=schedule.column_group,
-        lockstep=schedule.lockstep,
         split_k=schedule.split_k,
         convolution=problem.convolution,
         epilogue=epilogue,

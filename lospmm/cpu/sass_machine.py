@@ -176,7 +176,7 @@ def _execute(warp: Warp, at: Instruction) -> int | None:
 
 
 #: Instructions that only take time, or lead elsewhere.
-_WITHOUT_RESULT = frozenset((Opcode.NOP, Opcode.BAR_SYNC, Opcode.ERRBAR, Opcode.CGAERRBAR, Opcode.BRA))
+_WITHOUT_RESULT = frozenset((Opcode.NOP, Opcode.ERRBAR, Opcode.CGAERRBAR, Opcode.BRA))
 
 #: What the others do.
 OPERATIONS: Mapping[int, Callable[[Warp, Instruction], None]] = MappingProxyType({**ARITHMETIC, **MEMORY})

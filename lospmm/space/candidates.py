@@ -33,7 +33,6 @@ class Schedule:
     one as soon as a column of A is used up: Algorithm 2's CPL would only hold it back.
     ``column_group``: the column blocks of one tile that follow one another in the grid, before the next tile's.
     Neighbouring blocks then run the same code; with 1 they read the same columns of B instead. 0: all column blocks.
-    ``lockstep``: the instructions between two barriers that keep the warps of a block at the same code; 0: no barriers.
     ``split_k``: the blocks that share a tile (split-K). Each multiplies some columns of A, and the sums are added up.
     This gives more blocks if there are few tiles, or taller tiles for as many blocks.
     ``thread_words``: the words of C that a thread computes side by side (``lospmm.problem.lanes``), with one load.
@@ -43,7 +42,6 @@ class Schedule:
 
     prefetch: int
     column_group: int = 1
-    lockstep: int = 0
     split_k: int = 1
     thread_words: int = 1
     walks: int = 1
@@ -231,7 +229,7 @@ def _ints(figures: Iterable[int]) -> Ints:
 class Pool:
     """The candidates that a search may time (``space.pool``), with their forecasts and coordinates."""
 
-    candidates: tuple[UnrolledPlans, ...]  # one part for each lockstep, and for one and two words per thread
+    candidates: tuple[UnrolledPlans, ...]  # of one and of two words per thread
     places: Floats  # coordinates, (candidates, axes)
     forecast: Floats  # logarithm of microseconds, (candidates,)
     kinds: Ints  # equal for candidates that differ in little but rows (``pool._kinds``), (candidates,)

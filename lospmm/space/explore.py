@@ -131,10 +131,10 @@ def _verdicts(constraint: Constraint, bound: Bound, candidates: UnrolledPlans) -
     ]
 
 
-def widen(problem: Problem, space: Space, lockstep: int = 0) -> UnrolledPlans:
-    """Return each survivor with every useful schedule of that ``lockstep`` that fits the hardware."""
+def widen(problem: Problem, space: Space) -> UnrolledPlans:
+    """Return each survivor with every useful schedule that fits the hardware."""
     schedules = [
-        Schedule(prefetch, group, lockstep, split)
+        Schedule(prefetch, group, split)
         for prefetch in (*PREFETCHES, DEEP)
         for group in COLUMN_GROUPS
         for split in space.splits

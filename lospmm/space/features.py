@@ -133,7 +133,7 @@ FEATURES: Mapping[str, Feature] = MappingProxyType(
         "column_group": lambda s: np.where(  # neighbouring column blocks of the same tile
             s.candidates.column_group == 0, s.column_blocks, s.candidates.column_group
         ),
-        "lockstep": lambda s: s.candidates.by_schedule(lambda schedule: schedule.lockstep),
+        "lockstep": lambda s: s.everywhere(0),  # barriers, which kernels no longer have, but most of the training data
         "split_k": lambda s: s.candidates.split_k,
         # imbalance of the tiles, which the estimate ignores
         "nnz_over_mean": lambda s: s.nnz_max * s.tiles / max(s.problem.matrix.nnz, 1),

@@ -1,6 +1,6 @@
 """The pool of candidates that a search may time, with their forecasts and coordinates."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import MappingProxyType
 
 import numpy as np
@@ -13,7 +13,7 @@ from lospmm.space.estimate import estimate_micros
 from lospmm.space.explore import PREFETCHES, Space, widen
 from lospmm.space.ranker import Ranker
 
-#: Most candidates of a lockstep in the pool, one of each kind and schedule, and their forecast over the least.
+#: Most candidates in the pool, one of each kind and schedule, and their forecast over the least.
 LOOKED_AT = 12_000
 WORTH = 2.2
 
@@ -25,9 +25,7 @@ APART = 3.0
 _GROUPS: Mapping[int, float] = MappingProxyType({1: 0.0, 2: 0.7, 0: 1.5})
 
 
-def pool_of_space(
-    problem: Problem, space: Space, ranker: Ranker, locksteps: Sequence[int], *, is_wide: bool = False
-) -> Pool:
+def pool_of_space(problem: Problem, space: Space, ranker: Ranker, *, is_wide: bool = False) -> Pool:
     """Return the pool of a space: its survivors with every schedule, as far as they are worth timing.
 
     ``is_wide`` adds candidates with two words per thread, which the estimate ranks instead of ``ranker``.
@@ -36,21 +34,19 @@ def pool_of_space(
     if is_wide:
         spaces.append((wide_plans(problem, space), estimate_micros))
     parts, forecasts = [], []
-    for shared, own_ranker in spaces:
-        estimates = np.log(estimate_micros(problem, shared))  # the same for every lockstep
-        for lockstep in locksteps:
-            every = shared.with_axis("lockstep", lockstep)
-            forecast = _forecast(problem, every, own_ranker, estimates)
-            chosen = _distinct(every, forecast)
-            parts.append(every.take(chosen))
-            forecasts.append(forecast[chosen])
+    for every, own_ranker in spaces:
+        forecast = _forecast(problem, every, own_ranker)
+        chosen = _distinct(every, forecast)
+        parts.append(every.take(chosen))
+        forecasts.append(forecast[chosen])
     places = np.concatenate([places_of(part) for part in parts])
     kinds = np.concatenate([_kinds(part) for part in parts])
     return Pool(tuple(parts), places, np.concatenate(forecasts), kinds)
 
 
-def _forecast(problem: Problem, candidates: UnrolledPlans, ranker: Ranker, estimates: Floats) -> Floats:
+def _forecast(problem: Problem, candidates: UnrolledPlans, ranker: Ranker) -> Floats:
     """Return logarithms of microseconds, (candidates,): the estimates, reassigned in the ranker's order."""
+    estimates = np.log(estimate_micros(problem, candidates))
     if ranker is estimate_micros:
         return estimates
     forecast = np.empty_like(estimates)
@@ -91,12 +87,11 @@ def places_of(candidates: UnrolledPlans) -> Floats:
                 1.5 * np.log2(one.split_k),
                 0.5 * float(np.searchsorted(PREFETCHES, one.prefetch)),
                 _GROUPS[one.column_group],
-                0.7 * (one.lockstep > 0),
                 APART * (one.thread_words > 1),
             )
             for one in schedules
         ]
-    ).reshape(len(schedules), 5)
+    ).reshape(len(schedules), 4)
     tiles = candidates.by_tiling(lambda tiling: max(len(tiling.tiles), 1))
     sizes = (2 * np.log2(tiles), 2 * np.log2(candidates.cols), np.log2(candidates.rows))
     return np.column_stack((*sizes, by_schedule[candidates.schedule]))

@@ -30,12 +30,9 @@ INSTRUCTION_BYTES = 16
 #: A tile starts where a line of the instruction caches does.
 LINE_BYTES = 128
 
-_EIFMT_BVAL = 2
-_EIATTR_MAXREG_COUNT = 0x1B
 _EIATTR_EXIT_OFFSETS = 0x1C
 _EIATTR_INDIRECT_BRANCHES = 0x34
 _EIATTR_CTA_PER_CLUSTER = 0x3D
-_EIATTR_NUM_BARRIERS = 0x4C
 
 #: Instructions of each of the prologue's targets, in any order, EXIT last; and further ones if blocks share a tile, if
 #: there is a residual, and for each register that is stored by itself (``padded``, ``kept``, ``fetched``).
@@ -89,7 +86,7 @@ def _graft(prologue: bytes, code: MachineCode, kernel: str) -> bytes:
         {
             f".text.{kernel}": grown,
             f".nv.constant2.{kernel}": table,
-            f".nv.info.{kernel}": _kernel_info(info, code, exits, table),
+            f".nv.info.{kernel}": _kernel_info(info, exits, table),
             ".nv.info": _registers_set(_part(parts, ".nv.info"), registers),
             ".symtab": _size_set(prologue, parts, kernel, len(grown)),
             ".debug_frame": _frame_set(parts, len(grown)),
@@ -259,8 +256,8 @@ def _attribute(form: int, kind: int, value: bytes) -> bytes:
     return bytes((form, kind)) + (struct.pack("<H", len(value)) + value if form == elf.EIFMT_SVAL else value)
 
 
-def _kernel_info(info: bytes, code: MachineCode, exits: NDArray[np.int64], table: bytes) -> bytes:
-    """Return the kernel's attributes with the tiles' exits and jumps, and the barriers that they use."""
+def _kernel_info(info: bytes, exits: NDArray[np.int64], table: bytes) -> bytes:
+    """Return the kernel's attributes with the tiles' exits and jumps."""
 
     def edit(kind: int, value: bytes) -> bytes | None:
         if kind == _EIATTR_EXIT_OFFSETS:
@@ -269,15 +266,7 @@ def _kernel_info(info: bytes, code: MachineCode, exits: NDArray[np.int64], table
             return value[:8] + struct.pack("<I", len(table) // 4) + table
         return None
 
-    edited = _edited(info, edit)
-    barriers = code.form["immediate"][code.form["op"] == Opcode.BAR_SYNC]
-    if not len(barriers):
-        return edited
-    declared = _attribute(_EIFMT_BVAL, _EIATTR_NUM_BARRIERS, struct.pack("<H", int(barriers.max()) + 1))
-    kinds = [kind for _, kind, _ in elf.attributes(edited)]
-    at = kinds.index(_EIATTR_MAXREG_COUNT) + 1 if _EIATTR_MAXREG_COUNT in kinds else 0  # if ptxas wrote it
-    parts = [_attribute(*attribute) for attribute in elf.attributes(edited)]
-    return b"".join((*parts[:at], declared, *parts[at:]))
+    return _edited(info, edit)
 
 
 def _registers_set(info: bytes, registers: int) -> bytes:

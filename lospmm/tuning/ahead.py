@@ -5,8 +5,8 @@ from functools import partial
 
 from lospmm.problem.problem import Problem
 from lospmm.tuning.job import Job
-from lospmm.tuning.known import Known, spread_over
-from lospmm.tuning.options import LOCKSTEPS, Options
+from lospmm.tuning.known import Known
+from lospmm.tuning.options import Options
 from lospmm.tuning.prepare import prepare, prepare_with_pool
 from lospmm.tuning.refusal import takes_unrolled
 from lospmm.tuning.session import Session
@@ -39,6 +39,5 @@ def prefetch_next(job: Job) -> None:
     name, (problem, options), known = ahead
     assert isinstance(problem, Problem) and isinstance(options, Options)
     if isinstance(known, Known) and known.choice is not None and options.trials == "full":
-        first = spread_over(known.choice.shortlist, LOCKSTEPS[options.emitter])
         built = partial(builders.build, problem, options.emitter, job.store)
-        job.session.prefetch(name).begin(first, built, builders.size)
+        job.session.prefetch(name).begin(known.choice.shortlist, built, builders.size)

@@ -2,10 +2,10 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from lospmm.families.candidate import Candidate
-from lospmm.space.candidates import Pool, UnrolledPlan
+from lospmm.space.candidates import Pool
 from lospmm.space.explore import Space
 from lospmm.tuning.trial import Trial, settled_micros
 
@@ -72,15 +72,3 @@ class Known:
         elif not self.unrolled_trials and self.unrolled_micros is not None:
             left.append(self.unrolled_micros)
         return max(0.0, 1 - min(left) / fastest) if left and fastest < math.inf else None
-
-
-def spread_over(listed: Sequence[Candidate], locksteps: Sequence[int]) -> list[Candidate]:
-    """Return ``listed`` with ``locksteps`` assigned in turn: the estimate is the same for all of them."""
-    return [_with_lockstep(one, locksteps[place % len(locksteps)]) for place, one in enumerate(listed)]
-
-
-def _with_lockstep(candidate: Candidate, lockstep: int) -> Candidate:
-    plan: UnrolledPlan = candidate.plan
-    if plan.schedule.lockstep == lockstep:
-        return candidate
-    return replace(candidate, plan=replace(plan, schedule=replace(plan.schedule, lockstep=lockstep)))

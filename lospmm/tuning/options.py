@@ -5,7 +5,6 @@ import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from numbers import Real
-from types import MappingProxyType
 from typing import Any
 
 from lospmm.codegen.sass.generations import GENERATIONS
@@ -16,17 +15,13 @@ from lospmm.problem.dtype import DTYPES, SUMS, check_sums
 from lospmm.problem.problem import SPLITS
 from lospmm.problem.values import VALUE_TYPES
 
-#: Values of ``Schedule.lockstep`` that a search may choose, by emitter; the first is used if nothing is timed. Only
-#: machine code has barriers.
-LOCKSTEPS: Mapping[str, tuple[int, ...]] = MappingProxyType({"sass": (128, 0), "ptx": (0,), "cuda": (0,)})
-
 #: The vendor's dense multiplication (``lospmm.tuning.dense``); the artifact holds a kernel of another family.
 DENSE = "dense"
 FAMILY_NAMES = (UNROLLED, *TEMPLATE_FAMILIES, DENSE)
 
 #: The values of each option.
 CHOICES: Mapping[str, tuple[str, ...]] = {
-    "emitter": ("auto", *LOCKSTEPS),
+    "emitter": ("auto", "sass", "ptx", "cuda"),
     "ranker": ("auto", "none", "lambdamart"),
     "measure": ("auto", "gpu", "none"),
     "verify": ("auto", "gpu", "cpu", "none"),

@@ -13,7 +13,7 @@ from lospmm.space.pool import pool_of_space
 from lospmm.stages import Stages
 from lospmm.tuning.forecast import is_far_behind, others_first
 from lospmm.tuning.known import Choice, Known
-from lospmm.tuning.options import LOCKSTEPS, Options, splits_of
+from lospmm.tuning.options import Options, splits_of
 from lospmm.tuning.plans import plans_for
 from lospmm.tuning.rankers import RANKERS, untimed_model
 from lospmm.tuning.refusal import takes_unrolled, without_proxies
@@ -66,14 +66,14 @@ def ranked(problem: Problem, options: Options, stages: Stages) -> Choice:
     If nothing will be timed and there are models for that case (``rankers.untimed_model``), they rank instead.
     """
     words, ranker, size = in_lanes(problem), RANKERS[options.ranker](problem.device), options.shortlist_size
-    locksteps, splits = LOCKSTEPS[options.emitter], splits_of(options.emitter, problem.device.arch)
+    splits = splits_of(options.emitter, problem.device.arch)
     model = untimed_model(problem, options)
     listed = size if model is None else max(size, LISTED)
-    choice = search(words, ranker, listed, stages, lockstep=locksteps[0], splits=splits)
+    choice = search(words, ranker, listed, stages, splits=splits)
     if model is None:
         return choice
     with stages.part("rank"):
-        return chosen(words, choice, ranker, model, locksteps=locksteps, size=size)
+        return chosen(words, choice, ranker, model, size=size)
 
 
 def pool_of(problem: Problem, choice: Choice, options: Options) -> Pool:
@@ -81,6 +81,5 @@ def pool_of(problem: Problem, choice: Choice, options: Options) -> Pool:
 
     With proxies, candidates with two words per thread are left out: a proxy has one.
     """
-    ranker, locksteps = RANKERS[options.ranker](problem.device), LOCKSTEPS[options.emitter]
     is_wide = bool(choice.wide) and options.trials == "full"
-    return pool_of_space(problem, choice.space, ranker, locksteps, is_wide=is_wide)
+    return pool_of_space(problem, choice.space, RANKERS[options.ranker](problem.device), is_wide=is_wide)

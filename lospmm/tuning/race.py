@@ -22,8 +22,8 @@ from lospmm.space.axes import two_pass_plans
 from lospmm.space.candidates import UnrolledPlans
 from lospmm.stages import Stages
 from lospmm.tuning.forecast import PROMISING, is_far_behind
-from lospmm.tuning.known import Choice, Known, spread_over
-from lospmm.tuning.options import LOCKSTEPS, Options
+from lospmm.tuning.known import Choice, Known
+from lospmm.tuning.options import Options
 from lospmm.tuning.prepare import pool_of, ranked_of
 from lospmm.tuning.surrogate import Surrogate
 from lospmm.tuning.trial import Runner, Trial, fastest_first, settled, settled_micros, timed_again
@@ -105,7 +105,7 @@ def race_unrolled(
     """
     assert known.choice is not None, "it was ranked"
     words, rival_micros = in_lanes(problem), settled_micros(known.other_trials)
-    first = _first_unrolled(words, known.choice, LOCKSTEPS[options.emitter], policy)
+    first = _first_unrolled(words, known.choice, policy)
     trials: list[Trial] = []
     begun: deque[Sequence[Candidate]] = deque()
 
@@ -145,12 +145,12 @@ def race_unrolled(
     return replace(known, choice=shown, trials=(*known.trials, *trials), unrolled_gain=gain)
 
 
-def _first_unrolled(problem: Problem, choice: Choice, locksteps: Sequence[int], policy: Policy) -> list[Candidate]:
+def _first_unrolled(problem: Problem, choice: Choice, policy: Policy) -> list[Candidate]:
     """Return the shortlist, and the best candidates that the ranker does not know.
 
     Those have two words per thread, or run their code twice.
     """
-    first = spread_over(choice.shortlist, locksteps) + spread_over(choice.wide[: policy.wide], locksteps)
+    first = [*choice.shortlist, *choice.wide[: policy.wide]]
     if policy.passes and max(choice.space.splits) > 1:  # machine code on a GPU with clusters
         plans = two_pass_plans(problem, UnrolledPlans.of(choice.space.survivors), choice.shortlist[0].plan)
         first += [unrolled(*found) for found in plans[: policy.passes]]

@@ -25,7 +25,7 @@ from lospmm.tuning.prepare import plans_of_families, ranked
 from lospmm.tuning.race import race
 
 #: The axes of an unrolled candidate, as named in the log and in the manifest's ``tile``.
-AXES = ("rows", "cols", "prefetch", "column_group", "lockstep", "split_k", "thread_words", "walks")
+AXES = ("rows", "cols", "prefetch", "column_group", "split_k", "thread_words", "walks")
 
 #: The fields that identify a candidate: its family, and its axes or the fields of its plan.
 Named = Mapping[str, int | str | None]

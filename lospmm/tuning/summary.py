@@ -145,7 +145,6 @@ def _tile(build: Build) -> Tile:
         cols=built.tile.cols,
         prefetch=schedule.prefetch,
         column_group=schedule.column_group,
-        lockstep=schedule.lockstep,
         count=len(tiling.tiles),
         zero_blocks=tiling.block_rows - len(tiling.tiles),
         nnc_sum=int(tiling.nnc.sum()),

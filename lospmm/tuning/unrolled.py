@@ -31,22 +31,14 @@ WIDE_SURE = 0.93
 
 
 def search(
-    problem: Problem,
-    ranker: Ranker,
-    shortlist_size: int,
-    stages: Stages,
-    *,
-    lockstep: int = 0,
-    splits: tuple[int, ...] = (1,),
+    problem: Problem, ranker: Ranker, shortlist_size: int, stages: Stages, *, splits: tuple[int, ...] = (1,)
 ) -> Choice:
     """Return the candidates that ``ranker`` predicts fastest, with a winner for use without timing.
 
     The winner may have two words per thread, which the estimate ranks. ``problem`` is in words (``lanes.in_lanes``).
     Raises NothingFits.
     """
-    return search_space(
-        problem, explore_problem(problem, stages, splits=splits), ranker, shortlist_size, stages, lockstep=lockstep
-    )
+    return search_space(problem, explore_problem(problem, stages, splits=splits), ranker, shortlist_size, stages)
 
 
 def explore_problem(problem: Problem, stages: Stages, *, splits: tuple[int, ...] = (1,)) -> Space:
@@ -60,18 +52,16 @@ def explore_problem(problem: Problem, stages: Stages, *, splits: tuple[int, ...]
         return explore(problem, timed_regroup, splits=splits)
 
 
-def search_space(
-    problem: Problem, space: Space, ranker: Ranker, shortlist_size: int, stages: Stages, *, lockstep: int = 0
-) -> Choice:
+def search_space(problem: Problem, space: Space, ranker: Ranker, shortlist_size: int, stages: Stages) -> Choice:
     """Choose as ``search``, in an explored space. Raises NothingFits."""
     if not space.survivors:
         raise NothingFits(_refusals(problem, space))
     with stages.stage("constraints"):
-        candidates = widen(problem, space, lockstep)
+        candidates = widen(problem, space)
     with stages.stage("rank"):
         best = _listed(candidates, ranker(problem, candidates), shortlist_size)
         winner, found = best[0], list[Candidate]()
-        wide = wide_plans(problem, space).with_axis("lockstep", lockstep)
+        wide = wide_plans(problem, space)
         if len(wide):
             least = estimate_micros(problem, candidates).min()
             found = _listed(wide, estimate_micros(problem, wide), shortlist_size)

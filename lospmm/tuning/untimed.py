@@ -11,7 +11,7 @@ from lospmm.families.candidate import Candidate, unrolled
 from lospmm.problem.problem import Problem, ceil_div
 from lospmm.space.candidates import Schedule, TileSize, UnrolledPlan
 from lospmm.space.ranker import Ranker, shortlist
-from lospmm.tuning.known import Choice, spread_over
+from lospmm.tuning.known import Choice
 from lospmm_rank.predict.untimed import features, model_at
 
 #: Candidates of one and of two words per thread that a search lists for these models.
@@ -24,15 +24,13 @@ SINGLES, WIDE = 12, 16
 OTHER_SINGLES, OTHER_WIDE = 24, 40
 
 
-def chosen(
-    problem: Problem, choice: Choice, ranker: Ranker, model: Path, *, locksteps: Sequence[int], size: int
-) -> Choice:
+def chosen(problem: Problem, choice: Choice, ranker: Ranker, model: Path, *, size: int) -> Choice:
     """Return ``choice`` with the ``size`` candidates that the models predict fastest, and their scores.
 
     ``choice`` lists LISTED candidates of one and of two words per thread. ``problem`` is in words (``lanes.in_lanes``),
     ``model`` the first file of the models.
     """
-    candidates = considered(problem, choice, locksteps)
+    candidates = considered(problem, choice)
     scores, micros = model_at(model).says(features(problem, candidates, ranker))
     order = np.argsort(scores, kind="stable")
     listed = tuple(unrolled(candidates[at], float(scores[at])) for at in order[:size])
@@ -40,24 +38,22 @@ def chosen(
     return replace(choice, winner=listed[0], shortlist=listed, wide=(), forecast_micros=own)
 
 
-def considered(problem: Problem, choice: Choice, locksteps: Sequence[int]) -> list[UnrolledPlan]:
+def considered(problem: Problem, choice: Choice) -> list[UnrolledPlan]:
     """Return the candidates of ``choice`` that the models rank, its winner first.
 
     ``problem`` is in words (``lanes.in_lanes``).
     """
     singles, wide = (
-        _plans(spread_over(_of_all_kinds(listed, size, _tiles_of), locksteps))
+        _plans(_of_all_kinds(listed, size, _tiles_of))
         for listed, size in ((choice.shortlist, SINGLES), (choice.wide, WIDE))
     )
     first = _distinct([choice.winner.plan, *singles])[:SINGLES]
     if choice.wide:
         first = _distinct([*first, *wide])
-    return _distinct([*first, *_others(problem, choice, locksteps, first)])
+    return _distinct([*first, *_others(problem, choice, first)])
 
 
-def _others(
-    problem: Problem, choice: Choice, locksteps: Sequence[int], known: Sequence[UnrolledPlan]
-) -> list[UnrolledPlan]:
+def _others(problem: Problem, choice: Choice, known: Sequence[UnrolledPlan]) -> list[UnrolledPlan]:
     """Return more of the listed candidates, with tile sizes that are not ``known``."""
 
     def blocks_of(one: UnrolledPlan) -> tuple[int, int]:
@@ -68,7 +64,7 @@ def _others(
     tiles = {(one.tile, one.schedule.thread_words) for one in known}
     found: list[UnrolledPlan] = []
     for listed, size in ((choice.shortlist, OTHER_SINGLES), (choice.wide, OTHER_WIDE)):
-        of_each = _plans(spread_over(_of_all_kinds(listed, size, blocks_of), locksteps))
+        of_each = _plans(_of_all_kinds(listed, size, blocks_of))
         found += [one for one in of_each if (one.tile, one.schedule.thread_words) not in tiles]
     return found
 

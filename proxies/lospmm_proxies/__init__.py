@@ -68,7 +68,6 @@ def _program(problem: Problem, sharers: Sequence[UnrolledPlan], cols: int | None
         dispatch=dispatch(tiling, clusters, schedule.split_k),
         registers=forecast_registers(tiling.size_limit, schedule, problem.device),
         column_group=schedule.column_group,
-        lockstep=schedule.lockstep,
         split_k=schedule.split_k,
         words=words,
         dtype=problem.dtype if problem.dtype.is_16_bit else FLOAT32,

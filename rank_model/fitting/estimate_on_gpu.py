@@ -35,7 +35,7 @@ from lospmm.space.explore import widen
 from lospmm.stages import Stages
 from lospmm.store import Store
 from lospmm.tuning.build import for_emitter
-from lospmm.tuning.options import LOCKSTEPS, splits_of
+from lospmm.tuning.options import splits_of
 from lospmm.tuning.runner import GpuRunner
 from lospmm.tuning.unrolled import search
 from lospmm_datasets.synthetic import uniform
@@ -58,10 +58,9 @@ PROBLEMS = [
 
 def candidates_of(problem: Problem, sample: int, seed: int, emitter: str) -> list[tuple[str, UnrolledPlan]]:
     """Return the choice of the estimate and a sample of other candidates, each with its role."""
-    lockstep, splits = LOCKSTEPS[emitter][0], splits_of(emitter, problem.device.arch)
-    choice = search(problem, estimate_micros, 1, Stages(), lockstep=lockstep, splits=splits)
+    choice = search(problem, estimate_micros, 1, Stages(), splits=splits_of(emitter, problem.device.arch))
     rng = random.Random(seed)
-    pool = widen(problem, choice.space, lockstep)
+    pool = widen(problem, choice.space)
     best = pool.take(np.argsort(estimate_micros(problem, pool))[: max(len(pool) // 3, 1)])
     drawn = [rng.choice(best if number % 2 else pool) for number in range(sample)]
     return [("choice", choice.winner.plan), *(("sample", candidate) for candidate in drawn)]
@@ -82,7 +81,6 @@ def record(problem: Problem, emitter: str, what: str, candidate: UnrolledPlan, f
         "cols": candidate.tile.cols,
         "prefetch": schedule.prefetch,
         "column_group": schedule.column_group,
-        "lockstep": schedule.lockstep,
         "split_k": schedule.split_k,
         "estimated_micros": round(float(estimate_micros(problem, [candidate])[0]), 2),
         "micros": None if timing is None else round(timing.micros, 2),

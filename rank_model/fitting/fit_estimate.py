@@ -53,7 +53,7 @@ def timed_kernels(path: Path) -> dict[str, list[Timed]]:
         for record in mine:
             tiling = tilings[record["rows"]]
             split = record.get("split_k", 1)
-            schedule = Schedule(record["prefetch"], record["column_group"], record["lockstep"], split)
+            schedule = Schedule(record["prefetch"], record["column_group"], split)
             candidate = UnrolledPlan(TileSize(record["rows"], record["cols"]), schedule, tiling)
             timed = Timed(problems[record["device"]], candidate, record["micros"])
             found.setdefault(f"{m} x {k}, n {n}, {sparsity:.0%}", []).append(timed)

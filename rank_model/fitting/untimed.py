@@ -55,7 +55,7 @@ from lospmm.space.estimate import estimate_micros
 from lospmm.stages import Stages
 from lospmm.store import Store
 from lospmm.tuning.build import build, for_emitter
-from lospmm.tuning.options import LOCKSTEPS, Options, splits_of
+from lospmm.tuning.options import Options, splits_of
 from lospmm.tuning.rankers import RANKERS, with_ranker
 from lospmm.tuning.unrolled import search
 from lospmm.tuning.untimed import LISTED, considered
@@ -70,7 +70,8 @@ NAME = "untimed.jsonl.gz"
 #: File with the features of each kernel of each line.
 FEATURES_NAME = "untimed.npz"
 
-#: Fields of a kernel in a line, before its estimate and its microseconds (null if it failed).
+#: Fields of a kernel in a line, before its estimate and its microseconds (null if it failed). Earlier kernels had
+#: barriers (lockstep).
 AXES = ("rows", "cols", "prefetch", "column_group", "lockstep", "split_k", "thread_words")
 
 #: Seconds between two writes of the file.
@@ -104,13 +105,14 @@ class Prepared(NamedTuple):
 
 def axes_of(candidate: UnrolledPlan) -> tuple[Any, ...]:
     """Return tile size and schedule of a candidate, in the order of AXES."""
-    values = candidate.tile._asdict() | asdict(candidate.schedule)
+    values = candidate.tile._asdict() | asdict(candidate.schedule) | {"lockstep": 0}
     return tuple(values[name] for name in AXES)
 
 
 def schedule_of(axes: Sequence[Any]) -> Schedule:
     """Return the schedule of ``axes_of``."""
-    return Schedule(**dict(zip(AXES[2:], axes[2 : len(AXES)], strict=True)))
+    named = dict(zip(AXES[2:], axes[2 : len(AXES)], strict=True))
+    return Schedule(**{name: value for name, value in named.items() if name != "lockstep"})
 
 
 def considered_of(problem: Problem) -> tuple[list[UnrolledPlan], NDArray[np.float64]]:
@@ -118,9 +120,8 @@ def considered_of(problem: Problem) -> tuple[list[UnrolledPlan], NDArray[np.floa
     words = in_lanes(problem)
     options = with_ranker(Options(emitter=EMITTER), problem.device)
     ranker = RANKERS[options.ranker](problem.device)
-    locksteps, splits = LOCKSTEPS[EMITTER], splits_of(EMITTER, problem.device.arch)
-    choice = search(words, ranker, LISTED, Stages(), lockstep=locksteps[0], splits=splits)
-    candidates = considered(words, choice, locksteps)
+    choice = search(words, ranker, LISTED, Stages(), splits=splits_of(EMITTER, problem.device.arch))
+    candidates = considered(words, choice)
     return candidates, features(words, candidates, ranker)
 
 

@@ -34,7 +34,6 @@ _CANDIDATE = {
     "N1": "cols",
     "prefetch": "prefetch",
     "column group": "column_group",
-    "lockstep": "lockstep",
     "split K": "split_k",
     "words a thread": "thread_words",
     "walks": "walks",

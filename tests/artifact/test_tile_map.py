@@ -27,7 +27,7 @@ from tests.space.test_explore import random_matrix
 
 def searched(m: int = 60, n: int = 9000, seed: int = 4) -> Known:
     problem = Problem(random_matrix(m, 40, 0.2, seed=seed), n, DEVICES["h200"])
-    return Known((), {}, choice=search(problem, estimate_micros, 5, Stages(), lockstep=128))
+    return Known((), {}, choice=search(problem, estimate_micros, 5, Stages()))
 
 
 KNOWN = searched()
@@ -75,9 +75,9 @@ def test_the_shortlist_has_its_scores_and_the_winner_is_its_first() -> None:
 
 def test_a_winner_that_only_timing_found_has_its_score() -> None:
     plan = CHOICE.winner.plan
-    neighbour = unrolled(replace(plan, schedule=replace(plan.schedule, lockstep=0)), 1.25)
+    neighbour = unrolled(replace(plan, schedule=replace(plan.schedule, prefetch=plan.schedule.prefetch + 1)), 1.25)
     found = tile_map(replace(KNOWN, trials=(Trial(neighbour, measurement_of(9.0)),)))
-    assert (found.winner.score, found.winner.lockstep) == (1.25, 0)
+    assert (found.winner.score, found.winner.prefetch) == (1.25, plan.schedule.prefetch + 1)
     assert found.winner not in found.shortlist
 
 

@@ -75,7 +75,7 @@ def _invented(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_pair_is_the_kernel_and_its_proxy_with_and_without_equation_6() -> None:
     problem = for_emitter(Problem(uniform(96, 200, 0.8, seed=0), 512, DEVICES["h200"]), "sass")
-    candidates = candidates_of(problem, "sass", 30)
+    candidates = candidates_of(problem, 30)
     assert len({one.tile for one in candidates}) > 10
     pair = build_pair(problem, candidates[0], "sass")
     assert isinstance(pair.kernel, Kernel) and isinstance(pair.proxy, Kernel) and isinstance(pair.plain, Kernel)

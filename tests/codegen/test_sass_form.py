@@ -126,7 +126,6 @@ def test_a_blank_row_has_no_operands() -> None:
         (Opcode.STG, {"write_barrier": 0}, "STG write_barrier is 0, not 7"),
         (Opcode.EXIT, {"read_barrier": 2}, "EXIT read_barrier is 2, not 7"),
         (Opcode.IADD3, {"carry": 8}, "IADD3 carry is 8, not 0 to 7"),
-        (Opcode.BAR_SYNC, {"immediate": 16}, "BAR_SYNC immediate is 16, not 0 to 15"),
         (Opcode.BRA, {"offset": 8}, "BRA offset is 8, not .* in steps of 16"),
         (Opcode.EXIT, {"rd": 0}, "EXIT has no rd, which is 0"),
     ],

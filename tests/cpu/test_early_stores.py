@@ -32,7 +32,6 @@ def candidate_of(problem: Problem, rows: int, cols: int, **axes: int) -> Unrolle
 @given(
     rows=st.integers(1, 83),
     prefetch=st.integers(1, 80),
-    lockstep=st.sampled_from([0, 16]),
     n=st.sampled_from([5, 40, 90_000, 3_000_001]),
     density=st.sampled_from([0.02, 0.2, 0.9]),
     relu=st.booleans(),
@@ -41,7 +40,6 @@ def candidate_of(problem: Problem, rows: int, cols: int, **axes: int) -> Unrolle
 def test_machine_code(
     rows: int,
     prefetch: int,
-    lockstep: int,
     n: int,
     density: float,
     relu: bool,
@@ -51,8 +49,7 @@ def test_machine_code(
     matrix = random_matrix(83, 60, density, seed=rows)
     epilogue = epilogue_of(np.linspace(-1, 1, 83).astype(np.float32) if bias else None, relu=relu, residual=False)
     problem = Problem(matrix, n, H200, epilogue=epilogue)
-    axes = {"prefetch": prefetch, "lockstep": lockstep}
-    program = lower(problem, candidate_of(problem, rows, 32, **axes))
+    program = lower(problem, candidate_of(problem, rows, 32, prefetch=prefetch))
     columns = np.array([0, 1, n - 1])
     b = np.random.default_rng(rows).uniform(-1, 1, (60, 3)).astype(np.float32)
     found = execute(emit(program, "sass", "sm_90"), geometry_of(program, cols=32), columns, b)

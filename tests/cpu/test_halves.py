@@ -48,7 +48,7 @@ def pairs(values: NDArray[np.float32], number: str) -> NDArray[np.float32]:
 
 
 @every_number
-@pytest.mark.parametrize("schedule", [Schedule(1), Schedule(8), Schedule(4, lockstep=32), Schedule(8, split_k=2)])
+@pytest.mark.parametrize("schedule", [Schedule(1), Schedule(8), Schedule(4), Schedule(8, split_k=2)])
 def test_a_kernel_rounds_after_every_multiply_add(number: str, schedule: Schedule) -> None:
     matrix = uniform(13, 24, 0.6, seed=3)
     rng = np.random.default_rng(1)

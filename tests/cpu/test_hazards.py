@@ -55,7 +55,7 @@ def test_what_is_let_through_is_safe(program: list[Step], data: st.DataObject, s
 
 
 def test_every_instruction_is_arithmetic_or_memory_or_neither() -> None:
-    control = {Opcode.EXIT, Opcode.NOP, Opcode.BAR_SYNC, Opcode.BRA}
+    control = {Opcode.EXIT, Opcode.NOP, Opcode.BRA}
     cluster = {Opcode.MEMBAR, Opcode.ERRBAR, Opcode.CGAERRBAR, Opcode.CLUSTER_ARRIVE, Opcode.CLUSTER_WAIT}
     assert {*LATENCY, *MEMORY, *control, *cluster} == {*Opcode}
     assert not {*LATENCY} & MEMORY

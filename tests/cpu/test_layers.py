@@ -216,7 +216,7 @@ def test_large_layers(convolution: Convolution, rows: int, language: str) -> Non
     matrix = drawn_matrix(rows, convolution.k, 0.1, seed=4)
     bias = np.linspace(-1, 1, rows)
     problem = Problem(matrix, convolution.n, DEVICE, convolution, epilogue_of(bias, relu=True, residual=True))
-    candidate = UnrolledPlan(TileSize(rows, 96), Schedule(prefetch=24, lockstep=64), natural_order(matrix, rows))
+    candidate = UnrolledPlan(TileSize(rows, 96), Schedule(prefetch=24), natural_order(matrix, rows))
     program = lower(problem, candidate)
     verification = verify_on_cpu(problem, program, emit(program, language, ARCH))
     assert verification.max_relative_error < 1e-6
@@ -247,7 +247,7 @@ def test_a_prologue_may_have_addresses_in_other_registers(
     matrix = drawn_matrix(7, convolution.k, 0.4, seed=6)
     epilogue = epilogue_of(np.linspace(-1, 1, 7), relu=True, residual=True)
     problem = Problem(matrix, convolution.n, DEVICE, convolution, epilogue)
-    schedule = Schedule(prefetch=5, split_k=split_k, lockstep=8)
+    schedule = Schedule(prefetch=5, split_k=split_k)
     program = lower(problem, UnrolledPlan(TileSize(7, 32), schedule, natural_order(matrix, 7)))
     emission = emit(program, "sass", ARCH)
     assert emission.machine is not None

@@ -56,10 +56,9 @@ def check(layer: Layer) -> None:
 
 
 @settings(max_examples=50, deadline=None)
-@given(layers(is_convolution=False, splits=(1, 1, 2, 4)), st.sampled_from(NUMBERS), st.sampled_from([0, 7, 64]))
-def test_a_product_is_rounded_once(layer: Layer, number: str, lockstep: int) -> None:
+@given(layers(is_convolution=False, splits=(1, 1, 2, 4)), st.sampled_from(NUMBERS))
+def test_a_product_is_rounded_once(layer: Layer, number: str) -> None:
     """Odd columns, rows without a nonzero, deep and shallow rings, loads that are held back, all epilogues."""
-    layer = replace(layer, program=replace(layer.program, lockstep=lockstep))
     check(narrowed(layer, DTYPES[number]))
 
 
@@ -70,11 +69,11 @@ def test_so_is_a_convolution(layer: Layer, number: str) -> None:
 
 
 @settings(max_examples=40, deadline=None)
-@given(layers(is_convolution=False), st.sampled_from(NUMBERS), st.sampled_from([0, 7, 64]))
-def test_two_columns_to_a_thread_are_those_of_two_threads(layer: Layer, number: str, lockstep: int) -> None:
+@given(layers(is_convolution=False), st.sampled_from(NUMBERS))
+def test_two_columns_to_a_thread_are_those_of_two_threads(layer: Layer, number: str) -> None:
     assume(layer.problem.n % 2 == 0)
     layer = narrowed(layer, DTYPES[number])
-    program = replace(layer.program, n=layer.problem.n // 2, words=DOUBLE, lockstep=lockstep)
+    program = replace(layer.program, n=layer.problem.n // 2, words=DOUBLE)
     geometry = geometry_of(program, cols=0)
     emission, words = emit(program, "sass", ARCH), np.arange(layer.problem.n // 2)
     found = execute(emission, geometry, words, layer.b, layer.residual)
@@ -85,8 +84,8 @@ def test_two_columns_to_a_thread_are_those_of_two_threads(layer: Layer, number: 
 @pytest.mark.parametrize(("is_layer", "n"), [(True, 4096), (False, 10_000_002)])
 def test_two_columns_of_longer_kernels(number: str, is_layer: bool, n: int) -> None:
     """With windows of addresses, and with as many loads for two columns as for one."""
-    problem, program = problem_of(number, n, Schedule(24, lockstep=128), is_layer=is_layer)
-    both = problem_of(number, n, Schedule(24, lockstep=128, thread_words=2), is_layer=is_layer)[1]
+    problem, program = problem_of(number, n, Schedule(24), is_layer=is_layer)
+    both = problem_of(number, n, Schedule(24, thread_words=2), is_layer=is_layer)[1]
     assert (both.n, both.words) == (n // 2, DOUBLE)
     emission = emit(both, "sass", ARCH)
     assert verify_on_cpu(problem, both, emission).columns > 60
@@ -241,7 +240,7 @@ def test_a_real_window_with_padding(number: str) -> None:
     matrix = drawn_matrix(24, convolution.k, 0.1, seed=4)
     epilogue = epilogue_of(np.linspace(-1, 1, 24), relu=True, residual=True)
     problem = Problem(matrix, convolution.n, DEVICE, convolution, epilogue, DTYPES[number])
-    candidate = UnrolledPlan(TileSize(24, 96), Schedule(prefetch=24, lockstep=64), natural_order(matrix, 24))
+    candidate = UnrolledPlan(TileSize(24, 96), Schedule(prefetch=24), natural_order(matrix, 24))
     program = lower(problem, candidate)
     error = verify_on_cpu(problem, program, emit(program, "sass", ARCH)).max_relative_error
     assert 0 < error < 2 * DTYPES[number].unit_roundoff

@@ -44,7 +44,7 @@ def example() -> list[NDArray[np.void]]:
         row(FMA, rd=14, ra=10, immediate=TWO, rc=8, wait=0b1000, reuse=0b1, stall=5),
         row(Opcode.STG, ra=6, rb=14, offset=-ROW, read_barrier=5, stall=2),
         row(SET, rd=14, wait=0b100000, stall=6),
-        row(Opcode.BAR_SYNC, stall=6),
+        row(Opcode.NOP, stall=6),
         row(Opcode.EXIT, stall=5),
         row(Opcode.NOP),
     ]

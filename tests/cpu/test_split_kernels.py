@@ -51,7 +51,6 @@ def check(problem: Problem, program: KernelProgram) -> None:
 schedules = st.builds(
     Schedule,
     prefetch=st.integers(1, 80),
-    lockstep=st.sampled_from([0, 7, 64]),
     split_k=st.sampled_from(SPLITS),
 )
 

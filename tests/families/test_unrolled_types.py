@@ -62,9 +62,7 @@ def kernels(draw: st.DrawFn) -> tuple[Problem, KernelProgram]:
     problem = pairs(draw(st.sampled_from(HALVES)), matrix, 2 * half)
     rows, cols = draw(st.integers(1, matrix.m)), draw(st.sampled_from([1, 3, 32, 128]))
     tiling = regroup(matrix, [rows])[rows] if draw(st.booleans()) else natural_order(matrix, rows)
-    drawn, lockstep = draw(schedules), draw(st.sampled_from([0, 64]))
-    split = draw(st.sampled_from([1, 1, 2, 4]))
-    schedule = replace(drawn, lockstep=lockstep, split_k=split)
+    schedule = replace(draw(schedules), split_k=draw(st.sampled_from([1, 1, 2, 4])))
     return problem, lower(problem, UnrolledPlan(TileSize(rows, cols), schedule, tiling))
 
 

@@ -103,7 +103,6 @@ def programs() -> dict[str, KernelProgram]:
         "residual": example(without_rows(1, 2), epilogue=ALL),
         "convolution": example(convolution=WINDOW),
         "padded_convolution": example(convolution=replace(WINDOW, padding=(1, 0), stride=(2, 1)), epilogue=ALL),
-        "lockstep": example(schedule=Schedule(prefetch=2, lockstep=4)),
         "float16": example(n=97, epilogue=ALL, dtype="float16"),
         "bfloat16": example(n=97, dtype="bfloat16"),
         "two_columns_of_float16": example(
@@ -116,8 +115,8 @@ def programs() -> dict[str, KernelProgram]:
 
 
 def languages(program: KernelProgram) -> list[str]:
-    """Those that write the case: only machine code has barriers and 16 bits."""
-    return ["sass"] if program.lockstep or program.words != SINGLE else list(EMITTERS)
+    """Those that write the case: only machine code has 16 bits."""
+    return ["sass"] if program.words != SINGLE else list(EMITTERS)
 
 
 def texts() -> dict[str, str]:

@@ -48,17 +48,15 @@ def window(kernel: int, size: tuple[int, int, int], *, batch: int = 3, **way: An
 CASES = {
     "a product with a bias": Case(48, None, 0.1, TileSize(16, 128), {}, bias=True),
     "a product with ReLU": Case(48, None, 0.1, TileSize(16, 128), {}, relu=True),
-    "a product with all of it": Case(70, None, 0.1, TileSize(24, 128), {"lockstep": 32}, True, True, True),
+    "a product with all of it": Case(70, None, 0.1, TileSize(24, 128), {}, True, True, True),
     "a product with all of it, 4 blocks to a tile": Case(
-        70, None, 0.1, TileSize(24, 96), {"split_k": 4, "lockstep": 32}, True, True, True
+        70, None, 0.1, TileSize(24, 96), {"split_k": 4}, True, True, True
     ),
     "1 x 1": Case(64, window(1, (48, 14, 14)), 0.2, TileSize(16, 128), {}, True, True),
     "1 x 1 with stride 2": Case(64, window(1, (48, 15, 13), stride=(2, 2)), 0.2, TileSize(16, 128), {}, True),
     "3 x 3 without padding": Case(32, window(3, (16, 14, 14)), 0.2, TileSize(16, 128)),
     "3 x 3 with padding 1": Case(32, window(3, (16, 14, 14), padding=(1, 1)), 0.2, TileSize(16, 128)),
-    "3 x 3, all of it": Case(
-        40, window(3, (16, 28, 28), padding=(1, 1)), 0.1, TileSize(24, 256), {"lockstep": 128}, True, True, True
-    ),
+    "3 x 3, all of it": Case(40, window(3, (16, 28, 28), padding=(1, 1)), 0.1, TileSize(24, 256), {}, True, True, True),
     "3 x 3 with stride 2": Case(
         40, window(3, (16, 28, 28), padding=(1, 1), stride=(2, 2)), 0.1, TileSize(40, 64), {"prefetch": 48}, True, True
     ),
@@ -82,7 +80,7 @@ CASES = {
         window(3, (64, 14, 14), padding=(1, 1)),
         0.1,
         TileSize(32, 128),
-        {"split_k": 8, "lockstep": 64, "column_group": 0},
+        {"split_k": 8, "column_group": 0},
         True,
         True,
         True,
@@ -95,7 +93,7 @@ CASES = {
         window(3, (6, 1100, 1100), padding=(1, 1), batch=2),
         0.3,
         TileSize(5, 256),
-        {"lockstep": 32},
+        {},
         True,
         True,
         True,

@@ -122,29 +122,29 @@ def run_on(driver: Driver, problem: Problem, kernel: Build) -> tuple[NDArray[np.
 #: m, k, density, n, M1, threads, and the rest of the schedule.
 SHAPES: dict[str, tuple[int, int, float, int, int, int, dict[str, Any]]] = {
     "small": (20, 30, 0.3, 64, 8, 32, {}),
-    "n 1": (20, 30, 0.3, 1, 8, 32, {"lockstep": 16}),
-    "ragged, in lockstep": (64, 200, 0.3, 1003, 16, 256, {"lockstep": 16}),
-    "ragged by a warp": (64, 200, 0.3, 8 * 128 + 32, 16, 128, {"lockstep": 7}),
-    "1024 threads": (64, 200, 0.2, 5000, 24, 1024, {"lockstep": 128}),
-    "1024 threads, one column over": (64, 200, 0.2, 1025, 24, 1024, {"lockstep": 64}),
+    "n 1": (20, 30, 0.3, 1, 8, 32, {}),
+    "ragged": (64, 200, 0.3, 1003, 16, 256, {}),
+    "ragged by a warp": (64, 200, 0.3, 8 * 128 + 32, 16, 128, {}),
+    "1024 threads": (64, 200, 0.2, 5000, 24, 1024, {}),
+    "1024 threads, one column over": (64, 200, 0.2, 1025, 24, 1024, {}),
     "deep": (48, 400, 0.1, 512, 48, 128, {"prefetch": 72}),
     "one load at a time": (48, 100, 0.2, 512, 16, 128, {"prefetch": 1}),
-    "columns fastest": (48, 100, 0.2, 4096, 16, 64, {"column_group": 0, "lockstep": 128}),
-    "groups of columns, the last one short": (48, 100, 0.2, 64 * 9 - 5, 16, 64, {"column_group": 4, "lockstep": 16}),
+    "columns fastest": (48, 100, 0.2, 4096, 16, 64, {"column_group": 0}),
+    "groups of columns, the last one short": (48, 100, 0.2, 64 * 9 - 5, 16, 64, {"column_group": 4}),
     "every register": (190, 300, 0.05, 256, 190, 64, {"prefetch": 48}),
-    "windows": (9, 30, 0.4, 3_000_001, 4, 128, {"lockstep": 32}),
+    "windows": (9, 30, 0.4, 3_000_001, 4, 128, {}),
     "2 blocks to a tile": (64, 200, 0.3, 1000, 16, 128, {"split_k": 2}),
-    "4 blocks to a tile, ragged": (70, 500, 0.1, 1003, 32, 160, {"split_k": 4, "lockstep": 64, "column_group": 2}),
+    "4 blocks to a tile, ragged": (70, 500, 0.1, 1003, 32, 160, {"split_k": 4, "column_group": 2}),
     "8 blocks to a tile": (96, 900, 0.1, 784, 48, 416, {"split_k": 8, "prefetch": 24, "column_group": 0}),
     "8 blocks to a tile of fewer rows": (20, 300, 0.02, 300, 3, 64, {"split_k": 8}),
     "2 blocks to a tile of many rows": (190, 300, 0.05, 256, 190, 64, {"split_k": 2, "prefetch": 48}),
-    "long rows": (8, 1500, 0.7, 300, 8, 128, {"lockstep": 128}),
+    "long rows": (8, 1500, 0.7, 300, 8, 128, {}),
     "long rows, many of them": (20, 600, 0.9, 300, 20, 64, {"prefetch": 12}),
     "long rows, 4 blocks to a tile": (6, 2000, 0.9, 300, 6, 128, {"split_k": 4}),
-    "many loads ahead": (120, 300, 0.05, 1003, 60, 128, {"prefetch": 48, "lockstep": 64}),
+    "many loads ahead": (120, 300, 0.05, 1003, 60, 128, {"prefetch": 48}),
     "stores in two windows": (48, 60, 0.2, 90_001, 24, 256, {"prefetch": 24}),
     "tall tiles, windows": (16, 60, 0.4, 3_000_001, 9, 128, {}),
-    "4 blocks to a tile, windows": (9, 60, 0.4, 3_000_001, 4, 128, {"split_k": 4, "lockstep": 32}),
+    "4 blocks to a tile, windows": (9, 60, 0.4, 3_000_001, 4, 128, {"split_k": 4}),
     "walked twice": (96, 100, 0.2, 1003, 40, 96, {"walks": 2, "prefetch": 15}),
     "walked twice, in pieces": (200, 768, 0.1, 4096, 96, 512, {"walks": 2, "prefetch": 25, "column_group": 2}),
     "walked twice, in many pieces, ragged": (37, 1500, 0.6, 2501, 37, 576, {"walks": 2, "prefetch": 20}),
@@ -173,12 +173,11 @@ def test_bit_for_bit_what_the_interpreter_says(driver: Driver, shape: str, emitt
     np.testing.assert_array_equal(c[:, columns].view(np.uint32), expected.view(np.uint32))
 
 
-@pytest.mark.parametrize("lockstep", [0, 5, 128])
-def test_machine_code_is_bit_for_bit_that_of_ptx(driver: Driver, lockstep: int) -> None:
+def test_machine_code_is_bit_for_bit_that_of_ptx(driver: Driver) -> None:
     """All of C: the same sums in the same order, whoever scheduled them."""
     skip_without("sass")
     problem = Problem(from_dense(dense(128, 256, 0.1)), 1500, detect_device())
-    candidate = UnrolledPlan(TileSize(32, 256), Schedule(16, lockstep=lockstep), natural_order(problem.matrix, 32))
+    candidate = UnrolledPlan(TileSize(32, 256), Schedule(16), natural_order(problem.matrix, 32))
     program = lower(problem, candidate)
     found = [run_on(driver, problem, built(program, problem, emitter)) for emitter in ("sass", "ptx")]
     np.testing.assert_array_equal(found[0][0], found[1][0])

@@ -53,8 +53,8 @@ def test_a_layer_is_measured_verified_and_compared(
     last = max(len(line["final_micros"]) for line in timed)
     finalists = [line for line in timed if len(line["final_micros"]) == last]
     best = min(finalists, key=lambda line: statistics.median(line["final_micros"]))
-    assert {axis: best[axis] for axis in ("rows", "cols", "prefetch", "column_group", "lockstep")} == {
-        axis: manifest["tile"][axis] for axis in ("rows", "cols", "prefetch", "column_group", "lockstep")
+    assert {axis: best[axis] for axis in ("rows", "cols", "prefetch", "column_group")} == {
+        axis: manifest["tile"][axis] for axis in ("rows", "cols", "prefetch", "column_group")
     }
     assert measured["micros"] == pytest.approx(statistics.median(best["final_micros"]), rel=0.2)
 

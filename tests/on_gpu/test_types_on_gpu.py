@@ -64,7 +64,7 @@ def packed(problem: Problem) -> Compiled:
 def unrolled(problem: Problem) -> Compiled:
     """What the search puts first."""
     asked = for_emitter(problem, "sass")
-    chosen = search(in_lanes(asked), estimate_micros, 1, Stages(), lockstep=128).winner
+    chosen = search(in_lanes(asked), estimate_micros, 1, Stages()).winner
     return build(asked, chosen, "sass", store=Store(settings().cache_dir), workers=1).compiled
 
 

@@ -36,16 +36,16 @@ def line(number: int, count: int = 16) -> dict[str, Any]:
         "emitter": "sass",
         "rows": [one.tile.rows for one in chosen],
         "cols": [one.tile.cols for one in chosen],
-        **{axis: [getattr(one.schedule, axis) for one in chosen] for axis in AXES},
+        **{axis: [getattr(one.schedule, axis, 0) for one in chosen] for axis in AXES},
         "micros": [None, *micros[1:]],
         "spread": [None, *[0.01] * (len(chosen) - 1)],
     }
 
 
 def time_of(candidate: UnrolledPlan, estimate: float) -> float:
-    """Without barriers half as long again, with many loads in flight or several blocks to a tile a third."""
+    """In groups of columns half as long again, with many loads in flight or several blocks to a tile a third."""
     schedule = candidate.schedule
-    slower = 1.5 if schedule.lockstep == 0 else 1.0
+    slower = 1.5 if schedule.column_group == 1 else 1.0
     return float(estimate * slower * (1.3 if schedule.prefetch > 24 else 1.0) * (1.3 if schedule.split_k > 1 else 1.0))
 
 

@@ -32,7 +32,7 @@ from lospmm.tuning.build import for_emitter
 from lospmm.tuning.forecast import winner_of
 from lospmm.tuning.known import Choice
 from lospmm.tuning.log import named
-from lospmm.tuning.options import LOCKSTEPS, Options
+from lospmm.tuning.options import Options
 from lospmm.tuning.plans import plans_for
 from lospmm.tuning.prepare import prepare
 from lospmm.tuning.rankers import RANKERS, untimed_model, with_ranker
@@ -58,14 +58,14 @@ def options_of(dtype: str, **named: str) -> Options:
 
 
 def listed(problem: Problem) -> Choice:
-    return search(in_lanes(problem), RANKERS["lambdamart"](H200), LISTED, Stages(), lockstep=LOCKSTEPS["sass"][0])
+    return search(in_lanes(problem), RANKERS["lambdamart"](H200), LISTED, Stages())
 
 
 @types
 def test_of_no_nonzeros_something_is_considered(dtype: str) -> None:
     """It has no tile."""
     problem = for_emitter(Problem(uniform(64, 64, 1.0, seed=0), 64, H200, dtype=DTYPES[dtype]), "sass")
-    found = considered(in_lanes(problem), listed(problem), LOCKSTEPS["sass"])
+    found = considered(in_lanes(problem), listed(problem))
     assert found and not any(one.tiling.tiles for one in found)
 
 
@@ -73,10 +73,9 @@ def test_of_no_nonzeros_something_is_considered(dtype: str) -> None:
 def test_what_is_considered_begins_with_the_ranker_s_first(dtype: str) -> None:
     problem = problem_of(dtype)
     choice, words = listed(problem), in_lanes(problem)
-    found = considered(words, choice, LOCKSTEPS["sass"])
+    found = considered(words, choice)
     assert found[0] is choice.winner.plan
     assert len({(one.tile, one.schedule) for one in found}) == len(found)
-    assert {one.schedule.lockstep for one in found} == set(LOCKSTEPS["sass"])
     assert any(one.schedule.thread_words == 2 for one in found) == (dtype != "tf32")
     told = features(words, found, RANKERS["lambdamart"](H200))
     assert told.shape == (len(found), len(NAMES)) and np.isfinite(told).all()
@@ -139,7 +138,7 @@ def test_what_is_drawn_is_the_same_each_time_and_within_its_bounds() -> None:
 def test_of_a_drawn_problem_the_foremost_kernels_and_others_are_timed() -> None:
     problem = problem_of("float16")
     words = in_lanes(problem)
-    told = features(words, considered(words, listed(problem), LOCKSTEPS["sass"]), RANKERS["lambdamart"](H200))
+    told = features(words, considered(words, listed(problem)), RANKERS["lambdamart"](H200))
     model = model_at(WEIGHTS / "h200.txt")
     chosen = sampled(told, model)
     assert chosen == sorted(set(chosen)) and len(chosen) == FOREMOST + BY_CHANCE < len(told)

@@ -59,7 +59,7 @@ PROBLEM = for_emitter(Problem(SPARSE, 4096, H200, dtype=FLOAT16), "sass")
 
 @cache
 def chosen() -> Choice:
-    return search(in_lanes(PROBLEM), estimate_micros, 6, Stages(), lockstep=128)
+    return search(in_lanes(PROBLEM), estimate_micros, 6, Stages())
 
 
 def candidate_of(problem: Problem, rows: int, cols: int, **axes: int) -> UnrolledPlan:
@@ -173,7 +173,6 @@ def test_a_search_by_time_goes_on_among_them_where_they_are_fast() -> None:
     assert [is_wide(one) for one in asked[: size + first]] == [False] * size + [True] * first
     assert len(asked) == size + first + (policy.rounds + policy.wide_rounds) * policy.batch
     assert len(set(asked)) == len(asked)
-    assert {one.plan.schedule.lockstep for one in wide} == {0, 128}
 
 
 def test_and_little_further_where_they_are_slow() -> None:
@@ -199,7 +198,7 @@ def test_none_is_looked_at_where_the_estimate_sees_no_use(share: float, monkeypa
     worth = estimate_micros(problem, wide_plans(problem, space)).min() / least
     assert worth > 1
     monkeypatch.setattr(unrolled_search, "WIDE_WORTH", share * worth)
-    choice = search_space(problem, space, estimate_micros, 4, Stages(), lockstep=128)
+    choice = search_space(problem, space, estimate_micros, 4, Stages())
     assert (choice.wide == ()) is (share < 1)
     assert choice.winner.plan.schedule.thread_words == 1
 

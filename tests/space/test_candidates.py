@@ -28,7 +28,6 @@ schedules = st.builds(
     Schedule,
     prefetch=st.integers(1, 90),
     column_group=st.sampled_from(COLUMN_GROUPS),
-    lockstep=st.sampled_from((0, 128)),
     split_k=st.sampled_from(SPLITS),
 )
 candidates = st.builds(

@@ -133,14 +133,14 @@ def test_the_golden_cases_in_every_generation(name: str, arch: str, directory: P
 
 
 @settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
-@given(drawn=kernels(), arch=st.sampled_from(list(GENERATIONS)), lockstep=st.sampled_from([0, 5, 128]), data=st.data())
+@given(drawn=kernels(), arch=st.sampled_from(list(GENERATIONS)), data=st.data())
 def test_drawn_kernels_are_read_back_as_they_went_in(
-    drawn: tuple[Problem, KernelProgram], arch: str, lockstep: int, data: st.DataObject, directory: Path
+    drawn: tuple[Problem, KernelProgram], arch: str, data: st.DataObject, directory: Path
 ) -> None:
     problem, program = drawn
     blocks = data.draw(st.permutations(program.dispatch))
     # The prologue is that of one shape: what is drawn is what is grafted onto it.
-    program = replace(program, name="example", n=problem.n, cols=32, lockstep=lockstep, dispatch=tuple(blocks))
+    program = replace(program, name="example", n=problem.n, cols=32, dispatch=tuple(blocks))
     emission = emit(program, "sass", arch)
     assert emission.machine is not None
     shape = emit(CASES["example"], "sass", arch).units[0]
@@ -153,7 +153,7 @@ def test_what_runs_is_the_code_of_the_cubin(directory: Path) -> None:
     """By way of a cubin, bit for bit what the oracle says; and not, once a weight in it is another."""
     matrix = random_matrix(20, 60, density=0.2)
     problem = Problem(matrix, 300, DEVICE)
-    program = lower(problem, UnrolledPlan(TileSize(8, 64), Schedule(6, lockstep=32), natural_order(matrix, 8)))
+    program = lower(problem, UnrolledPlan(TileSize(8, 64), Schedule(6), natural_order(matrix, 8)))
     cubin, meant = grafted(program, "sm_90", directory)
     columns = np.arange(300)
     b = draw_b(matrix, 300, seed=2)
@@ -370,16 +370,6 @@ def test_other_files_are_refused(small: bytes, directory: Path) -> None:
     unused["stall"][0] = 0
     with pytest.raises(ToolchainFault, match="cannot have stall 0"):
         graft(small, replace(meant, form=unused), "example")
-
-
-@every_arch
-def test_barriers_are_declared_where_there_are_some(arch: str, directory: Path) -> None:
-    """As ptxas declares those of a kernel that has them: EIATTR_NUM_BARRIERS."""
-    for case, barriers in (("lockstep", 1), ("example", 0)):
-        cubin, meant = grafted(CASES[case], arch, directory)
-        assert bool((meant.form["op"] == Opcode.BAR_SYNC).any()) == bool(barriers)
-        info = next(s.content for s in elf.sections(cubin) if s.name == f".nv.info.{CASES[case].name}")
-        assert info.count(b"\x02\x4c\x01\x00") == barriers
 
 
 def test_more_block_rows_than_a_cubin_can_list_are_refused(directory: Path) -> None:

@@ -78,7 +78,7 @@ NARROW_KERNEL = """
 #: What ptxas wrote for it in every generation. Shared addresses scaled by a register's form, and the like, we lack.
 WRITTEN_BY_PTXAS = {
     Opcode.FFMA_IMM, Opcode.LDG, Opcode.STG, Opcode.LDS, Opcode.STS, Opcode.IADD3, Opcode.IADD3_X, Opcode.EXIT,
-    Opcode.BRA, Opcode.BAR_SYNC,
+    Opcode.BRA,
 }  # fmt: skip
 
 

@@ -42,7 +42,7 @@ PROBLEMS = [Problem(random_matrix(24, 30, 0.3, seed=seed), 500, DEVICES["h200"])
 
 def candidates(problem: Problem) -> list[Candidate]:
     return [
-        unrolled(UnrolledPlan(TileSize(rows, 32), Schedule(4, lockstep=128), natural_order(problem.matrix, rows)))
+        unrolled(UnrolledPlan(TileSize(rows, 32), Schedule(4), natural_order(problem.matrix, rows)))
         for rows in (8, 3, 24, 1)
     ]
 

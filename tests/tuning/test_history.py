@@ -36,8 +36,7 @@ from tests.space.test_explore import random_matrix
 
 PROBLEM = Problem(random_matrix(24, 30, 0.3, seed=1), 500, DEVICES["h200"])
 CANDIDATES = [
-    unrolled(UnrolledPlan(TileSize(rows, 32), Schedule(4, lockstep=128), natural_order(PROBLEM.matrix, rows)))
-    for rows in (8, 3, 24)
+    unrolled(UnrolledPlan(TileSize(rows, 32), Schedule(4), natural_order(PROBLEM.matrix, rows))) for rows in (8, 3, 24)
 ]
 FIRST = CANDIDATES[0]
 CLOCKS = Clocks(1980, 3201, 47, ("power cap",))
@@ -128,7 +127,7 @@ def test_a_state_of_the_cache_is_known_apart() -> None:
 
 
 def test_candidates_differ_in_every_axis_and_in_their_tiling() -> None:
-    others = [Schedule(4, column_group=2), Schedule(4, lockstep=128), Schedule(4, split_k=2)]
+    others = [Schedule(4, column_group=2), Schedule(4, split_k=2)]
     schedules = [Schedule(4), Schedule(8), *others]
     both = (natural_order(PROBLEM.matrix, 8), regroup(PROBLEM.matrix, [8])[8])
     plans = [UnrolledPlan(TileSize(8, cols), one, tiling) for cols in (32, 64) for one in schedules for tiling in both]

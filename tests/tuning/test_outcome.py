@@ -22,7 +22,7 @@ from lospmm.tuning.unrolled import search
 from tests.space.test_explore import random_matrix
 
 PROBLEM = Problem(random_matrix(30, 40, 0.2, seed=4), 9000, DEVICES["h200"])
-CHOICE = search(PROBLEM, estimate_micros, 5, Stages(), lockstep=128)
+CHOICE = search(PROBLEM, estimate_micros, 5, Stages())
 UNTIMED = replace(family_plans(PROBLEM, ("csr",)), choice=CHOICE)
 RESOLVED = Options(ranker="none").resolved(DEVICES["h200"], None)
 
@@ -57,7 +57,6 @@ def test_with_times_the_log_is_the_trials() -> None:
         tile, schedule = candidate.plan.tile, candidate.plan.schedule
         assert (line["family"], line["rows"], line["cols"]) == ("unrolled", *tile)
         assert (line["prefetch"], line["column_group"]) == (schedule.prefetch, schedule.column_group)
-        assert line["lockstep"] == 128
 
 
 @pytest.mark.usefixtures("own_settings")

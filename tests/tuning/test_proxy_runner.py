@@ -68,20 +68,17 @@ def candidates_of(problem: Problem, *shapes: tuple[int, int, Schedule]) -> list[
     rows=st.integers(1, 12),
     cols=st.sampled_from([32, 96]),
     split=st.sampled_from([1, 2, 8]),
-    lockstep=st.sampled_from([0, 16]),
     prefetch=st.sampled_from([4, 24]),
     empty=st.integers(0, 3),
 )
-def test_a_proxy_is_machine_code_too(
-    rows: int, cols: int, split: int, lockstep: int, prefetch: int, empty: int
-) -> None:
+def test_a_proxy_is_machine_code_too(rows: int, cols: int, split: int, prefetch: int, empty: int) -> None:
     """It computes what the interpreter says that it should, whatever that means."""
     matrix = uniform(14, 60, 0.7, seed=empty)
     problem = for_emitter(Problem(matrix, 100, DEVICES["h200"]), "sass")
-    (candidate,) = candidates_of(problem, (rows, cols, Schedule(prefetch, 1, lockstep, split)))
+    (candidate,) = candidates_of(problem, (rows, cols, Schedule(prefetch, split_k=split)))
     (trial,) = proxies(problem, [candidate])
     program = trial.program
-    assert (program.lockstep, program.split_k) == (lockstep, split)
+    assert program.split_k == split
     assert (program.cols is None) == (split == 1)
     assert trial.launch.grid[1] == len(program.dispatch) == candidate.tiling.block_rows * split
     assert trial.launch.shared_bytes >= program.slots * cols * 4
@@ -97,7 +94,7 @@ def test_a_proxy_of_16_bits_has_the_words_and_the_launch_of_its_kernel(sums: str
     matrix = uniform(14, 60, 0.7, seed=0)
     asked = Problem(matrix, 100, DEVICES["h200"], dtype=DTYPES["float16"], sums=DTYPES[sums])
     problem = for_emitter(asked, "sass")
-    (candidate,) = candidates_of(problem, (5, 32, Schedule(4, lockstep=16)))
+    (candidate,) = candidates_of(problem, (5, 32, Schedule(4)))
     (trial,) = proxies(problem, [candidate], kernel_launch)
     kernel = lower(problem, candidate)
     assert (trial.program.n, trial.program.words, trial.program.dtype) == (kernel.n, kernel.words, kernel.dtype)

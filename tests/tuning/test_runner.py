@@ -36,7 +36,7 @@ from tests.space.test_explore import random_matrix
 
 PROBLEM = Problem(random_matrix(24, 30, 0.3, seed=1), 500, DEVICES["h200"])
 CANDIDATES = [
-    unrolled(UnrolledPlan(TileSize(rows, 32), Schedule(4, lockstep=128), natural_order(PROBLEM.matrix, rows)))
+    unrolled(UnrolledPlan(TileSize(rows, 32), Schedule(4), natural_order(PROBLEM.matrix, rows)))
     for rows in (8, 3, 24, 1, 12)
 ]
 

@@ -35,17 +35,16 @@ H200 = DEVICES["h200"]
 PROBLEM = Problem(random_matrix(48, 60, 0.2, seed=0), 12_000, H200)
 OPTIONS = Options(emitter="sass", ranker="none", measure="gpu")
 FULL = POLICIES["full"]
-LOCKSTEPS = (128, 0)
 
 
 @cache
 def choice_of(shortlist_size: int = 3) -> Choice:
-    return search(PROBLEM, estimate_micros, shortlist_size, Stages(), lockstep=LOCKSTEPS[0], splits=SPLITS)
+    return search(PROBLEM, estimate_micros, shortlist_size, Stages(), splits=SPLITS)
 
 
 @cache
 def pool() -> Pool:
-    return pool_of_space(PROBLEM, choice_of().space, estimate_micros, LOCKSTEPS)
+    return pool_of_space(PROBLEM, choice_of().space, estimate_micros)
 
 
 @cache
@@ -72,7 +71,7 @@ def by_plans(micros: Callable[[Sequence[UnrolledPlan]], np.ndarray]) -> LookupRu
 def drawn(candidate: Candidate, seed: int = 0) -> np.random.Generator:
     """Chance that is the same for a candidate whenever it is asked."""
     tile, schedule = candidate.plan.tile, candidate.plan.schedule
-    axes = schedule.prefetch, schedule.column_group, schedule.lockstep, schedule.split_k
+    axes = schedule.prefetch, schedule.column_group, schedule.split_k
     return np.random.default_rng([seed, *tile, *axes])
 
 
@@ -80,18 +79,15 @@ def only(micros: dict[Candidate, float], others: float | None) -> Micros:
     return lambda candidate: micros.get(candidate, others)
 
 
-def test_the_shortlist_is_timed_first_with_every_lockstep_in_turn() -> None:
+def test_the_shortlist_is_timed_first() -> None:
     choice, runner = choice_of(8), LookupRunner(lambda _: 1.0)
     found = raced(runner, Known((), {}, choice=choice))
-    plans, shortlist = [one.plan for one in runner.asked[:8]], [one.plan for one in choice.shortlist]
-    assert [one.tile for one in plans] == [one.tile for one in shortlist]
-    assert [one.schedule.lockstep for one in plans] == [128, 0] * 4
-    assert [replace(one.schedule, lockstep=128) for one in plans] == [one.schedule for one in shortlist]
+    assert runner.asked[:8] == list(choice.shortlist)
     assert found.choice is not None and list(found.choice.shortlist) == runner.asked[:8]
-    assert {one.schedule.split_k for one in shortlist} == set(SPLITS)
+    assert {one.plan.schedule.split_k for one in choice.shortlist} == set(SPLITS)
 
 
-@pytest.mark.parametrize("axis", ["lockstep", "prefetch", "split_k", "column_group"])
+@pytest.mark.parametrize("axis", ["prefetch", "split_k", "column_group"])
 @pytest.mark.parametrize("place", [0, -1])
 def test_it_learns_what_the_estimate_does_not_know(axis: str, place: int) -> None:
     """Where one value of an axis makes every kernel a fifth faster, what is built is near the best of all."""
@@ -182,7 +178,6 @@ def test_the_winner_is_the_fastest_timed_and_nothing_is_timed_twice(seed: int) -
     for plan in (candidate.plan for candidate in asked):
         assert plan.tiling is tilings[plan.tile]
         assert holds(plan)
-        assert plan.schedule.lockstep in LOCKSTEPS
 
 
 def holds(plan: UnrolledPlan) -> bool:
@@ -201,9 +196,9 @@ def test_the_same_times_lead_the_same_way() -> None:
 
 def test_a_space_of_few_is_timed_whole() -> None:
     problem = Problem(random_matrix(2, 3, 0.9, seed=0), 32, H200)
-    choice, runner = search(problem, estimate_micros, 3, Stages(), lockstep=128), LookupRunner(lambda _: 1.0)
+    choice, runner = search(problem, estimate_micros, 3, Stages()), LookupRunner(lambda _: 1.0)
     race_unrolled(problem, Known((), {}, choice=choice), OPTIONS, runner, Stages(), replace(FULL, rounds=1000))
-    every = pool_of_space(problem, choice.space, estimate_micros, LOCKSTEPS)
+    every = pool_of_space(problem, choice.space, estimate_micros)
     left = {(one.plan.tile, one.plan.schedule) for one in runner.asked}
     assert left >= {(one.tile, one.schedule) for one in (every[at] for at in range(len(every.forecast)))}
     assert len(left) == len(runner.asked)
@@ -215,7 +210,7 @@ def test_a_ranker_s_order_is_the_forecast() -> None:
     def backwards(problem: Problem, candidates: Sequence[UnrolledPlan]) -> np.ndarray:
         return -estimate_micros(problem, candidates)
 
-    found = pool_of_space(PROBLEM, choice_of().space, backwards, (128,))
+    found = pool_of_space(PROBLEM, choice_of().space, backwards)
     (part,) = found.candidates
     scores, estimates = backwards(PROBLEM, part), estimate_micros(PROBLEM, part)
     assert np.all(np.diff(found.forecast[np.argsort(scores, kind="stable")]) >= -1e-12) and np.ptp(found.forecast) > 0

@@ -28,7 +28,6 @@ class Opcode(IntEnum):
     IADD3_X = 7  # rd = ra + immediate + rc + the predicate carry
     EXIT = 8
     NOP = 9
-    BAR_SYNC = 10  # every thread of the block, at barrier immediate (0 to 15)
     BRA = 11  # to offset bytes after the end of this instruction
     ST = 12  # memory[ra:ra+1 + offset] = rb...; generic: here, shared memory of any block of the cluster; ur as for LDG
     MEMBAR = 13  # what this thread stored so far is seen by all before what it does next

@@ -112,10 +112,6 @@ _SM_90 = (
     Row(Opcode.EXIT, 0x94D, 0x03800000, (), "EXIT", barriers=()),
     Row(Opcode.NOP, 0x918, 0, (), "NOP"),
     Row(
-        Opcode.BAR_SYNC, 0xB1D, 0x10000, (Bits("immediate", ((54, 4),)),), "BAR.SYNC.DEFER_BLOCKING {hex}",
-        barriers=_READ,
-    ),
-    Row(
         Opcode.BRA, 0x947, 0x03800000,
         (Bits("offset", ((16, 8), (34, 30), (64, 18)), dropped=2, step=16, signed=True),), "BRA {target}", barriers=(),
     ),
@@ -152,8 +148,8 @@ _SM_80 = _with(
     replace(_row(_SM_90, Opcode.STG), text="STG.E.NA{size} [{ra}.64{offset}], {rb}"),
 )
 
-#: Loads and stores without descriptors, a cache scope of other bits, barriers and shared loads of older kinds; a
-#: maximum loses NaN there.
+#: Loads and stores without descriptors, a cache scope of other bits, shared loads of an older kind; a maximum loses
+#: NaN there.
 _SM_75 = _with(
     tuple(row for row in _SM_80 if row.op != Opcode.FMNMX_NAN),
     Row(
@@ -166,7 +162,6 @@ _SM_75 = _with(
         barriers=_READ,
     ),
     replace(_row(_SM_90, Opcode.LDS), high=0x1000, text="LDS.U{size} {rd}, [{shared}]"),
-    replace(_row(_SM_90, Opcode.BAR_SYNC), high=0, text="BAR.SYNC {hex}"),
 )  # fmt: skip
 
 GENERATIONS = {

@@ -1,4 +1,4 @@
-"""Scheduling of a tile as machine code: registers, scoreboards, stalls and barriers.
+"""Scheduling of a tile as machine code: registers, scoreboards and stalls.
 
 Instructions keep the order that ``lospmm.codegen.schedule`` gave them, but for stores (``early``). What is decided
 here is all that the hardware does not find out for itself (control fields as in ``form``):
@@ -11,9 +11,6 @@ here is all that the hardware does not find out for itself (control fields as in
 - memory is walked in windows, since a load or store does not reach further (``addresses``);
 - the parts of a tile send each other sums through shared memory, to one part after another, once all have started, and
   read them after the next cluster barrier; a part loads and adds received sums like elements of B;
-- the warps of a block meet at a barrier every ``lockstep`` instructions. Code is walked once by every warp, and the
-  cache that feeds them holds 2,048 instructions: warps that drift further apart fetch all code several times
-  (docs/decisions/0008);
 - padding, bias, residual, ReLU and long rows are in ``layer``, elements of 16 bits in ``narrow``.
 """
 
@@ -110,12 +107,7 @@ def schedule_tile(tile: TileProgram, program: KernelProgram) -> tuple[NDArray[np
     set_stalls(form, code)
     if is_narrow:
         narrow.set_numbers(form, code, fmas, registers.buffers, program.dtype)
-    met = np.flatnonzero(code["op"] == Op.EXCHANGE)
-    alone = len(form) if len(met) == 0 else int(met[0])
     pieces = layer.set_folds(form, code, registers.accumulators, guards)
-    if program.lockstep:
-        last = int(fmas[fmas < alone].max(initial=0))
-        pieces += [(at, _barrier()) for at in range(program.lockstep, last, program.lockstep)]
     if far:
         pieces += set_windows(form, code, windows, entry)
     if entry.padded is not None:
@@ -338,12 +330,6 @@ def _cluster(ops: Sequence[Opcode]) -> NDArray[np.void]:
     form["op"] = ops
     for field, values in zip(("stall", "yields"), zip(*(_CLUSTER_STALLS[op] for op in ops), strict=True), strict=True):
         form[field] = values
-    return form
-
-
-def _barrier() -> NDArray[np.void]:
-    form = blank(1)
-    form["op"], form["immediate"], form["stall"] = Opcode.BAR_SYNC, 0, BARRIER_STALL
     return form
 
 

@@ -222,10 +222,12 @@ def features_of_line(line: dict[str, Any], matrices: Path | None) -> NDArray[np.
     problem = for_emitter(Problem(matrix, line["n"], DEVICES[line["device"]]), line["emitter"])
     tilings = regroup(matrix, sorted(set(line["rows"])))
     candidates = [
-        UnrolledPlan(TileSize(rows, cols), Schedule(prefetch, group, lockstep, split), tilings[rows])
-        for rows, cols, prefetch, group, lockstep, split in zip(*(line[axis] for axis in POINT_AXES), strict=True)
+        UnrolledPlan(TileSize(rows, cols), Schedule(prefetch, group, split), tilings[rows])
+        for rows, cols, prefetch, group, _, split in zip(*(line[axis] for axis in POINT_AXES), strict=True)
     ]
-    return features(problem, candidates).astype(np.float32)
+    found = features(problem, candidates).astype(np.float32)
+    found[:, list(FEATURES).index("lockstep")] = line["lockstep"]
+    return found
 
 
 def _matrix(key: str, matrices: Path | None) -> SparseMatrix:

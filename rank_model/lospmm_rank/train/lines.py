@@ -92,7 +92,7 @@ def problem_line(plan: TimedProblem, found: Sequence[Measurement], emitter: str)
         "emitter": emitter,
         "rows": [tile.rows for tile, _ in named],
         "cols": [tile.cols for tile, _ in named],
-        **{axis: [getattr(schedule, axis) for _, schedule in named] for axis in AXES},
+        **{axis: [getattr(schedule, axis, 0) for _, schedule in named] for axis in AXES},
         "estimated": [round(estimate, 2) for estimate in plan.estimates[: len(found)]],
         "micros": [None if timing is None else round(timing.micros, 3) for timing in timings],
         "spread": [None if timing is None else round(timing.spread, 4) for timing in timings],
@@ -101,5 +101,5 @@ def problem_line(plan: TimedProblem, found: Sequence[Measurement], emitter: str)
     }
 
 
-#: Fields of ``Schedule`` in which candidates differ.
+#: Fields of ``Schedule`` in which candidates differ; and instructions between two barriers, now always 0.
 AXES = ("prefetch", "column_group", "lockstep", "split_k")

@@ -13,7 +13,7 @@ from lospmm.space.candidates import UnrolledPlan, UnrolledPlans
 from lospmm.space.estimate import estimate_micros
 from lospmm.space.explore import widen
 from lospmm.stages import Stages
-from lospmm.tuning.options import LOCKSTEPS, splits_of
+from lospmm.tuning.options import splits_of
 from lospmm.tuning.unrolled import explore_problem
 
 #: The share that is drawn by rank among all, and among the best of each kind; the rest is drawn from everywhere.
@@ -21,9 +21,6 @@ BY_RANK, BY_KIND = 0.4, 0.45
 
 #: Candidates whose estimate is this many times the best are not timed.
 SLOWEST = 10.0
-
-#: The share with the ``lockstep`` of a search without timing; the other values share the rest equally.
-FIRST_LOCKSTEP = 0.7
 
 
 def sampled(problem: Problem, count: int, emitter: str, random: np.random.Generator) -> list[UnrolledPlan]:
@@ -33,8 +30,7 @@ def sampled(problem: Problem, count: int, emitter: str, random: np.random.Genera
     (``build.for_emitter``).
     """
     space = explore_problem(problem, Stages(), splits=splits_of(emitter, problem.device.arch))
-    values = LOCKSTEPS[emitter]
-    pool = widen(problem, space, values[0])
+    pool = widen(problem, space)
     if not len(pool):
         return []
     estimates = estimate_micros(problem, pool)
@@ -47,13 +43,8 @@ def sampled(problem: Problem, count: int, emitter: str, random: np.random.Genera
     chosen += list(leaders[_ranks(len(leaders), round(BY_KIND * count), random)])
     chosen += list(random.choice(order, count))
     distinct = list(dict.fromkeys(int(at) for at in chosen))[:count]
-    others = len(values) - 1
-    shares = [FIRST_LOCKSTEP, *[(1 - FIRST_LOCKSTEP) / others] * others] if others else [1.0]
-    widened = {value: pool.with_axis("lockstep", value) for value in values}
-    drawn = random.choice(values, len(distinct), p=shares)
-    drawn[0] = values[0]
-    random.shuffle(mixed := list(zip(distinct, drawn.tolist(), strict=True)))
-    return [widened[lockstep][at] for at, lockstep in mixed]
+    random.shuffle(distinct)
+    return [pool[at] for at in distinct]
 
 
 def _kinds(pool: UnrolledPlans) -> NDArray[np.int64]:
