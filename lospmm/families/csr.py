@@ -1,8 +1,7 @@
-"""Rows of A in CSR, read at run time: any matrix size and any N (row splitting, as in Sputnik).
+"""Rows of A, each read by equally many teams of threads: any matrix size and any N (row splitting, as in Sputnik).
 
-A warp has as many rows as there is room for beside the columns of C. Several teams of threads may share the entries of
-a row, and add their sums at the end: N of 1 to 16 needs that. Rows are sorted by falling length, so that those of a
-warp, and the blocks that run at the same time, have similar work (Gale et al. 2020, "row swizzle").
+A warp has as many rows as there is room for beside the columns of C. Several teams may share the entries of a row, and
+add their sums at the end: N of 1 to 16 needs that.
 """
 
 from collections.abc import Sequence
@@ -11,27 +10,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from lospmm.families.lists import (
-    WARP,
-    Lane,
-    by_falling_length,
-    common_settings,
-    entry_words,
-    grid_of,
-    lanes,
-    pack_lists,
-)
-from lospmm.families.packed import PackedKernel, pack, source_of_template
-from lospmm.families.traffic import gather_micros
-from lospmm.problem.launch import Launch
-from lospmm.problem.problem import Problem, ceil_div
+from lospmm.families.lists import WARP, Lane, lanes
+from lospmm.families.packed import PackedKernel
+from lospmm.families.rows import BlockedRows, blocks_of, forecast_of, kernel_of
+from lospmm.problem.problem import Problem
 
 WARPS = (4, 8)
 
 #: Entries that a thread reads at once, with their rows of B in flight together.
 GROUPS = (2, 4, 8)
-
-REGISTERS = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +36,6 @@ class CsrPlan:
         """Layout of a row of C over threads."""
         return Lane(self.vector, self.team)
 
-    @property
-    def rows(self) -> int:
-        """Rows of a block."""
-        return self.warps * WARP // (self.team * self.slices)
-
 
 def plans(problem: Problem) -> list[CsrPlan]:
     """Return plans with no more slices than the longest row has groups."""
@@ -69,45 +51,14 @@ def plans(problem: Problem) -> list[CsrPlan]:
 
 
 def forecast(problem: Problem, plans: Sequence[CsrPlan]) -> NDArray[np.float64]:
-    """Predict microseconds of each plan: each nonzero reads a row of B from L2, group after group."""
-    lengths = problem.matrix.row_nnz
-    found = []
-    for plan in plans:
-        unit = plan.group * plan.slices
-        groups = -(-lengths // unit)  # of a team
-        found.append(
-            gather_micros(
-                problem,
-                plan.lane,
-                entry_words=entry_words(problem),
-                group=plan.group,
-                entries=float(groups.sum()) * unit,
-                walks=float(len(lengths) * plan.slices),
-                groups=float(groups.sum()) * plan.slices,
-                shared_walks=float(len(lengths) * plan.slices * (plan.slices > 1)),
-                longest=float(groups.max(initial=0)),
-            )
-        )
-    return np.array(found)
+    """Predict microseconds of each plan, (plans,)."""
+    return np.array([forecast_of(problem, plan, _blocks(problem, plan)) for plan in plans])
 
 
 def pack_plan(problem: Problem, plan: CsrPlan) -> PackedKernel:
     """Return the kernel of a plan."""
-    matrix, dtype, epilogue = problem.matrix, problem.dtype, problem.epilogue
-    rows = by_falling_length(problem)
-    unit = plan.group * plan.slices
-    groups = np.zeros(matrix.m + 1, dtype=np.int64)
-    np.cumsum(-(-matrix.row_nnz[rows] // unit) * plan.slices, out=groups[1:])
-    lists = pack_lists(problem, rows, groups[:-1] * plan.group, int(groups[-1]) * plan.group)
-    settings = {**common_settings(problem, plan.lane, plan.group), "SLICES": plan.slices, "WARPS": plan.warps}
-    grid = grid_of(ceil_div(problem.n, plan.lane.cols), ceil_div(matrix.m, plan.rows))
-    return PackedKernel(
-        entry="lospmm_csr",
-        source=source_of_template("csr", settings, dtype=dtype, epilogue=epilogue, parts=("gather.cuh",)),
-        data=pack((matrix.m, problem.n), (rows.astype(np.int32), groups, lists), epilogue=epilogue),
-        launch=Launch(grid, WARP * plan.warps),
-        registers=REGISTERS,
-        cols=plan.lane.cols,
-        dtype=dtype,
-        takes_residual=epilogue.residual,
-    )
+    return kernel_of(problem, plan, _blocks(problem, plan))
+
+
+def _blocks(problem: Problem, plan: CsrPlan) -> BlockedRows:
+    return blocks_of(problem.matrix, plan, [(plan.slices.bit_length() - 1, problem.matrix.m)])

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from lospmm.cpu.block import execute_packed
 from lospmm.families import FAMILIES, hyb
-from lospmm.families.lists import MAX_GRID_SIDE, Lane, entry_words, grid_of, lanes, pack_lists
+from lospmm.families.lists import MAX_GRID_SIDE, Lane, grid_of, lanes
+from lospmm.families.rows import blocks_of, by_falling_length, entry_words, teams_of
 from lospmm.matrix import readers
 from lospmm.matrix.csr import from_coo, from_dense
 from lospmm.problem.device import DEVICES
@@ -54,42 +55,21 @@ def test_few_columns(n: int) -> None:
             assert error_of(problem, family.pack(problem, plans[at])) <= 1, plans[at]
 
 
-@given(problems())
+@given(problems(), st.data())
 @settings(max_examples=60, deadline=None)
-def test_lists_hold_a(problem: Problem) -> None:
-    """Rows in any order, gaps of zeros between them: what is not zero gives A back."""
-    matrix, words = problem.matrix, entry_words(problem)
-    rows = np.random.default_rng(0).permutation(matrix.m)
-    lengths = matrix.row_nnz[rows]
-    starts = np.cumsum(lengths + 3) - lengths
-    lists = pack_lists(problem, rows, starts, int((lengths + 3).sum()))
-    weights = lists[:, 0] >> 16 if words == 1 else lists[:, 1]
-    columns = lists[:, 0] & 0xFFFF if words == 1 else lists[:, 0]
-    for row, start, length in zip(rows, starts, lengths, strict=True):
-        own = slice(start, start + length)
-        span = slice(matrix.indptr[row], matrix.indptr[row + 1])
-        assert np.array_equal(columns[own], matrix.indices[span])
-        expected = problem.dtype.rounded(matrix.data[span])
-        if words == 1:
-            storage = problem.dtype.to_storage(np.zeros(1, np.float32)).dtype
-            found = problem.dtype.from_storage(weights[own].astype(np.uint16).view(storage))
-        else:
-            found = weights[own].view(np.float32)
-        assert np.array_equal(found, expected)
-    assert np.count_nonzero(weights) <= matrix.nnz
-
-
-@given(problems())
-@settings(max_examples=60, deadline=None)
-def test_buckets_hold_every_row_once(problem: Problem) -> None:
-    matrix = problem.matrix
-    buckets = hyb.rows_of_buckets(matrix)
-    assert np.array_equal(np.sort(np.concatenate(buckets)), np.arange(matrix.m))
-    for plan in hyb.plans(problem):
-        groups, slices = hyb.schedules(matrix, plan)
-        for own, count in zip(buckets, groups, strict=True):
-            assert 0 <= count * plan.group - matrix.row_nnz[own].max() < plan.group
-        assert all(plan.teams % share == 0 for share in slices)
+def test_blocks_hold_every_row_once(problem: Problem, data: st.DataObject) -> None:
+    """With room for the longest, and fewer steps than it without its last."""
+    plan, matrix = data.draw(st.sampled_from(hyb.plans(problem))), problem.matrix
+    _, lengths = by_falling_length(matrix)
+    teams = teams_of(plan)
+    top = teams.bit_length() - 1
+    cuts = sorted(data.draw(st.lists(st.integers(0, matrix.m), max_size=top)))
+    blocks = blocks_of(matrix, plan, [(top - at, end) for at, end in enumerate([*cuts, matrix.m])])
+    ends = blocks.firsts + blocks.rows
+    assert np.array_equal(blocks.firsts, [0, *ends[:-1]]) and ends[-1] == matrix.m
+    assert (blocks.rows << blocks.shifts <= teams).all()
+    surplus = (blocks.steps * plan.group << blocks.shifts) - lengths[blocks.firsts]
+    assert ((surplus >= 0) & ((surplus < plan.group << blocks.shifts) | (blocks.steps == 1))).all()
 
 
 @given(problems(columns=5000))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from lospmm.codegen.emission import Emission
 from lospmm.cpu.block import execute_packed
 from lospmm.errors import BadRequest, ToolchainFault, VerificationFailed
-from lospmm.families.packed import PLACES, PackedKernel, pack, source_of_template
+from lospmm.families.packed import PLACES, PackedKernel, pack, source_of_prelude
 from lospmm.problem.dtype import DTYPES, dtype_named
 from lospmm.problem.epilogue import PLAIN
 from lospmm.problem.launch import Launch
@@ -26,7 +26,7 @@ FLOAT32 = DTYPES["float32"]
 
 def kernel_of(body: str, *, threads: int = 64, cols: int = 64, blocks: int = 1, shared_bytes: int = 0) -> PackedKernel:
     """A kernel with ``body`` behind the prelude; its data are the numbers 3 and 5 and the array 0, 1, 2, ..."""
-    prelude = source_of_template("csr", {}, dtype=FLOAT32, epilogue=PLAIN).partition("\n// Rows of A")[0]
+    prelude = source_of_prelude({}, dtype=FLOAT32, epilogue=PLAIN, takes_residual=False)
     return PackedKernel(
         entry="probe",
         source=f"{prelude}\nLOSPMM_KERNEL(probe) {{ {body} }}\n",

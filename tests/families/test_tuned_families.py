@@ -59,7 +59,7 @@ def test_the_manifest_names_the_family_and_its_plan(made: Kernel) -> None:
     assert family["name"] == "csr" and family["refusal"] is None and family["forecast_micros"] > 0
     assert manifest["verified"]["on"] == "cpu"
     assert manifest["verified"]["max_relative_error"] < SUM_ROUNDING
-    assert "space.json" not in made.artifact.files and b"lospmm_csr" in made.artifact.files["kernel.cu"]
+    assert "space.json" not in made.artifact.files and b"lospmm_rows" in made.artifact.files["kernel.cu"]
     log = [json.loads(line) for line in made.artifact.files["tuning.jsonl"].splitlines()]
     assert [(line["family"], line["rank"]) for line in log] == [("csr", 1)]
 

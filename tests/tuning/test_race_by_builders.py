@@ -114,7 +114,7 @@ def test_what_comes_out_differently_is_not_shipped(job: Job) -> None:
         kept = prefetched.kept(fastest)
         assert isinstance(kept, OnDisk)
         kept.cubin.write_bytes(kept.cubin.read_bytes() + b"x")
-        with pytest.raises(ToolchainFault, match="lospmm_csr: built twice, and its code differs; run it again"):
+        with pytest.raises(ToolchainFault, match="lospmm_rows: built twice, and its code differs; run it again"):
             build_winner(job, fastest, prefetched).shipped()
 
 

@@ -144,7 +144,7 @@ def test_plans_of_families_are_built_by_builders(bench: FakeBench, tmp_path: Pat
     with BuilderPool(1) as builders, made(bench, tmp_path, builders=builders) as runner:
         (measurement,) = timed(runner, [candidate])
     ((cubin, entry, _),) = bench.measured
-    assert measurement.timing is not None and entry == "lospmm_csr"
+    assert measurement.timing is not None and entry == "lospmm_rows"
     assert isinstance(cubin, Path) and not cubin.exists(), "of a builder, and gone with the trials"
 
 
