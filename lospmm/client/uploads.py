@@ -85,7 +85,7 @@ def table_of(uploads: Sequence[Upload], table: LayerTable) -> tuple[str, bytes, 
 def read_uploads(model: ModelWeights, seed: int, biases: Biases, table: LayerTable) -> Uploads:
     """Read the layers of a model as uploads; those that ``table`` skips are not read.
 
-    Raises BadMatrix where no layer can be read at all, BadRequest for wrong names.
+    Raises BadMatrix where no layer can be read at all, BadRequest for wrong names and if all layers are skipped.
     """
     named = biases if isinstance(biases, Mapping) else {}
     uploads = _read(model, seed, table)
@@ -95,6 +95,9 @@ def read_uploads(model: ModelWeights, seed: int, biases: Biases, table: LayerTab
     for name, bias in named.items():
         found = layers[name]
         layers[name] = found if isinstance(found, BadRequest) else _or_error(partial(with_bias, found, bias))
+    if not layers:
+        name, reason = next(iter(uploads.skipped.items()))
+        raise BadRequest(f"no layer is asked for: {name}: {reason}")
     return replace(uploads, layers=layers)
 
 

@@ -179,6 +179,8 @@ def test_weights_that_are_not_pruned_are_skipped(client: Client) -> None:
     pruned, dense = client.tune_model(layers, 64, device="h200")
     assert (pruned.name, dense.name, dense.skipped) == ("fc", "embed", "fewer zeros than the 10% of min_sparsity")
     assert all(layer.kernel for layer in client.tune_model(layers, 64, device="h200", min_sparsity=0))
+    with pytest.raises(BadRequest, match="no layer is asked for: embed: fewer zeros than the 90%"):
+        client.tune_model(layers, 64, device="h200", min_sparsity=0.9)
 
 
 def test_a_layers_kernel_that_is_gone_is_tuned_alone(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
