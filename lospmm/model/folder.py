@@ -52,9 +52,11 @@ class Batch:
         return {**self.table.skipped(self.model.names, self.model.axes), **self.model.others}
 
     def check(self) -> None:
-        """Raise BadRequest for a table with a row for none of the layers, or that skips all of them."""
+        """Raise BadRequest for a row for none of the layers, a type without kernels, or if all are skipped."""
         self.table.check_used([*self.model.names, *self.model.others])
         self.check_asked(self.table.skipped(self.model.names, self.model.axes))
+        for kernel in self.kernels:
+            kernel.row.options(self.options).check_dtype()
 
     def check_asked(self, skipped: Mapping[str, str]) -> None:
         """Raise BadRequest if all layers are skipped."""

@@ -64,10 +64,17 @@ class Options:
             raise BadRequest(f"families {self.families}: with {why} choose {', '.join(self._possible)}, or all")
         if self.trials == "proxy" and UNROLLED not in self.family_names:
             raise BadRequest(f"trials proxy: only {UNROLLED} kernels have proxies; allow them, or leave trials out")
-        if self.values != "dtype" and self.dtype not in ("float32", "float16"):
-            raise BadRequest(f"values {self.values}: choose dtype float16, not {self.dtype}")
+        if self.dtype != "float32":  # the default may stand for the type of weights
+            self.check_dtype()
         if self.budget_seconds is not None:
             object.__setattr__(self, "budget_seconds", _budget_seconds(self.budget_seconds))
+
+    def check_dtype(self) -> None:
+        """Raise BadRequest for a dtype that no kernel with such ``values`` or ``memory`` has."""
+        if self.values != "dtype" and self.dtype != "float16":
+            raise BadRequest(f"values {self.values}: choose dtype float16, not {self.dtype}")
+        if self.memory == "low" and not DTYPES[self.dtype].is_16_bit:
+            raise BadRequest(f"memory low: choose dtype float16 or bfloat16, not {self.dtype}")
 
     def resolved(self, device: DeviceSpec, own_gpu: str | None) -> "Options":
         """Return the options with every "auto" resolved but the ranker's (``rankers.with_ranker``).

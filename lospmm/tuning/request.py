@@ -36,7 +36,11 @@ class Request:
     is_settled: bool = False  # whether the options are resolved for the machine that will tune
 
     def __post_init__(self) -> None:
-        """Set the problem's types to the options'. Raises BadMatrix if A's values exceed their range."""
+        """Set the problem's types to the options'.
+
+        Raises BadRequest for types without kernels, BadMatrix if A's values exceed their range.
+        """
+        self.options.check_dtype()
         dtype, sums = dtype_named(self.options.dtype), dtype_named(self.options.sums)
         values = VALUE_TYPES.get(self.options.values)
         if (self.problem.dtype, self.problem.sums, self.problem.values) != (dtype, sums, values):

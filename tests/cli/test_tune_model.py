@@ -172,6 +172,8 @@ def test_one_copy_of_each_layer(
     save_file({"a": WEIGHTS.astype(np.float16), "b": LAYERS["fc.1"].astype(np.float16)}, tmp_path / "net.safetensors")
     low = (tmp_path / "net.safetensors", "--dtype", "float16", "--memory", "low", "--quiet")
     out, real = tmp_path / "out", one_copy.joined
+    answer = tune_model(low[0], *low[3:], n="1,8")
+    assert (answer.status, answer.error) == (2, "memory low: choose dtype float16 or bfloat16, not float32")
 
     def cubins() -> dict[str, set[int]]:
         return {name: {path.stat().st_ino for path in out.glob(f"{name}@*/kernel.cubin")} for name in "ab"}

@@ -8,7 +8,7 @@ import pytest
 import lospmm
 from lospmm.cpu.block import execute_packed
 from lospmm.cpu.reference import compare
-from lospmm.errors import BadRequest, NothingFits
+from lospmm.errors import BadRequest
 from lospmm.families import FAMILIES, ONE_COPY, Family
 from lospmm.problem.device import DEVICES
 from lospmm.problem.dtype import DTYPES
@@ -59,7 +59,7 @@ def test_what_takes_no_codes() -> None:
         lospmm.tune(weights, 8, device="h200", dtype="bfloat16", values="int8")
     with pytest.raises(BadRequest, match="families csr: with values int8 choose spmv, bitmap, or all"):
         lospmm.tune(weights, 8, device="h200", dtype="float16", values="int8", families="csr")
-    with pytest.raises(NothingFits, match="needs a 16-bit dtype"):
+    with pytest.raises(BadRequest, match="values int8: choose dtype float16, not float32"):
         lospmm.tune(weights, 8, device="h200", values="int8")
 
 

@@ -40,10 +40,11 @@ def test_every_call_runs_on_one_cubin(tmp_path: Path) -> None:
 
 @torch.no_grad()
 def test_layers_without_such_kernels_stay_dense() -> None:
-    model = pruned(nn.Linear(8, 16), nn.Unflatten(1, (1, 4, 4)), nn.Conv2d(1, 3, 3), share=0.5)
-    report = lospmm.nn.sparsify_(model, drawn(8, 8), **LOW)
-    assert report.sparse == ()
-    assert "needs a 16-bit dtype" in report.rows[0].reason and "no convolutions" in report.rows[1].reason
+    single, window = pruned(nn.Linear(8, 16), share=0.5), pruned(nn.Conv2d(1, 3, 3), share=0.5).half()
+    report = lospmm.nn.sparsify_(single, n=8, **LOW).rows
+    report += lospmm.nn.sparsify_(window, drawn(1, 1, 8, 8).half(), **LOW).rows
+    assert [row.advice for row in report] == ["dense", "dense"]
+    assert "choose dtype float16 or bfloat16" in report[0].reason and "no convolutions" in report[1].reason
 
 
 @torch.no_grad()
