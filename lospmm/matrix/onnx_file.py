@@ -62,7 +62,7 @@ def _bytes_of(tensor: "TensorProto") -> bytes:
     if tensor.data_location == tensor.EXTERNAL:
         raise BadMatrix(
             f"initializer {tensor.name[:80]!r} lies in another file, which is not read; save the model as one file "
-            "(onnx.save without save_as_external_data), or its weights as a .safetensors"
+            "(torch.onnx.export with external_data=False), or its weights as a .safetensors"
         )
     if tensor.HasField("raw_data"):
         return tensor.raw_data

@@ -24,6 +24,9 @@ def build():
     prune.l1_unstructured(model[2], "weight", 0.9)
     return model
 
+def words():
+    return torch.nn.Embedding(4, 2)
+
 def broken():
     raise RuntimeError("no weights here")
 """
@@ -79,6 +82,7 @@ def test_an_onnx_file(lospmm_command: Command, tmp_path: Path) -> None:
         ("model.py:build", "1x2y", "write a shape and perhaps a type"),
         ("model.py:build", "1x2:int5000", "write a shape and perhaps a type"),
         ("model.py:build", "1x2x8x8", "cannot be run on the example 1x2x8x8: RuntimeError: "),
+        ("model.py:words", "1x2", "; give token ids as 1x128:int64"),
     ],
 )
 def test_refusals(lospmm_command: Command, tmp_path: Path, model: str, example: str, says: str) -> None:

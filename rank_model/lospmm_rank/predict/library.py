@@ -16,7 +16,7 @@ def lightgbm() -> Any:
     try:
         import lightgbm
     except ImportError as error:
-        raise ToolchainFault(f"LightGBM is missing ({error}); pip install lightgbm{_WITHOUT}") from None
+        raise ToolchainFault(f"LightGBM is missing ({error}); pip install 'lospmm[tune]'{_WITHOUT}") from None
     except OSError as error:  # the loader's, for a shared library
         raise failed_to_load(error) from None
     return lightgbm
