@@ -444,6 +444,10 @@ static inline void lospmm_box_copy(void *shared, const unsigned char *map, int r
 }
 static inline unsigned lospmm_sm() { return 0; }
 static inline void lospmm_show_to_products() {}
+template <int threads>
+static inline void lospmm_block_arrive() { lospmm::wait_for_block(); }
+template <int threads>
+static inline void lospmm_block_wait() { lospmm::wait_for_block(); }
 template <int registers>
 static inline void lospmm_give_registers() {}
 template <int registers>

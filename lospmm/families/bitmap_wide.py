@@ -182,9 +182,7 @@ def data_of(problem: Problem) -> tuple[bytes, int]:
     """Return the data that kernels of every N read, and the bytes of the largest piece."""
     matrix = problem.matrix
     pieces = laid_out(matrix, problem.dtype, SHAPE, SHARED_ROWS, firsts_of(problem), problem.values)
-    maps = np.zeros(_MOST_SMS * _MAP_BYTES if problem.device.arch_number == ARCH else 0, dtype=np.uint8)
-    numbers, arrays = (matrix.m, matrix.k), (*pieces.arrays, maps)
-    return pack(numbers, arrays, epilogue=problem.epilogue, scales=scales_of(problem)), pieces.largest
+    return pack((matrix.m,), pieces.arrays, epilogue=problem.epilogue, scales=scales_of(problem)), pieces.largest
 
 
 def pack_plan(problem: Problem, plan: WideBitmap) -> PackedKernel:
@@ -192,9 +190,11 @@ def pack_plan(problem: Problem, plan: WideBitmap) -> PackedKernel:
     data, largest = data_of(problem)
     stages = stages_of(plan, problem, largest)
     launched, taken = registers_of(plan.groups, _FEEDING_REGISTERS, problem.device)
-    entry = f"lospmm_bitmap_n{problem.n}"
+    entry, grid = f"lospmm_bitmap_n{problem.n}", _grid(plan, problem)
     settings: dict[str, int | str] = {
         "ENTRY": entry,
+        "M": problem.matrix.m,
+        "K": problem.matrix.k,
         "N": problem.n,
         **settings_of(problem.values),
         "TILES": SHAPE.tiles,
@@ -203,6 +203,9 @@ def pack_plan(problem: Problem, plan: WideBitmap) -> PackedKernel:
         "PIECE_BYTES": largest,
         "FIRST_ARRAY": 2 * PLACES * 8,
         "FIRSTS": firsts_of(problem),
+        "MAPS": _MOST_SMS,
+        "ACROSS": grid[0],
+        "CLUSTERS": grid[2],
         "GROUPS": plan.groups,
         "COLS": plan.cols,
         "STAGES": stages,
@@ -218,7 +221,7 @@ def pack_plan(problem: Problem, plan: WideBitmap) -> PackedKernel:
         entry=entry,
         source=source_of_template("bitmap_wide", settings, dtype=problem.dtype, epilogue=problem.epilogue, parts=parts),
         data=data,
-        launch=Launch(_grid(plan, problem), plan.threads, max(needed, alone)),
+        launch=Launch(grid, plan.threads, max(needed, alone)),
         registers=launched,
         cols=plan.cols,
         dtype=problem.dtype,

@@ -2,43 +2,15 @@
 // What blocks have in common that compute tiles of C: 64 rows of A for each of GROUPS warpgroups, and COLS columns. A ring has
 // STAGES chunks of B, CHUNK rows of COLS columns. The LOSPMM_CLUSTER blocks that share a tile have columns of A of their own,
 // and add up in the end.
-//
-// Tiles of gridDim.x neighbours along the columns are a group. Blocks along z take the rows of the first group, then those of
-// the next one: what is read at one time, and from the L2 cache, is few columns of B.
 
 constexpr int CHUNK = 64, PARTS = COLS / 64, STAGE = CHUNK * COLS * 2;  // bytes, of B
 static_assert(COLS % 64 == 0);
 
-// The rows and columns of C that come ``number``-th for a block; there are none where a group has fewer tiles than others.
+// The rows of a tile, in its own number of rows, and its first column.
 struct Tile {
   int row_block;
   long long column;
 };
-LOSPMM_INLINE int tiles_along(int m, long long n) {
-  const int across = static_cast<int>((n + COLS - 1) / COLS), groups = (across + gridDim.x - 1) / gridDim.x;
-  return groups * ((m + 64 * GROUPS - 1) / (64 * GROUPS));
-}
-LOSPMM_INLINE Tile tile_of(int number, int m) {
-  const int row_blocks = (m + 64 * GROUPS - 1) / (64 * GROUPS), group = number / row_blocks;
-  return {number - group * row_blocks, static_cast<long long>(group * gridDim.x + blockIdx.x) * COLS};
-}
-
-// What a block does in its ``turn``-th turn: all pieces of the columns of A for a tile of its own, while there are enough tiles
-// for all blocks, and then a part of the pieces for a tile that its cluster shares, if there are few.
-struct Share {
-  Tile tile;
-  int first, end;  // pieces
-  bool is_part, is_there;
-};
-LOSPMM_INLINE Share share_of(int turn, int m, long long n, int pieces) {
-  const int tiles = tiles_along(m, n), clusters = gridDim.z, blocks = clusters * LOSPMM_CLUSTER, rank = blockIdx.y;
-  const int whole = tiles / blocks + (tiles % blocks > clusters);  // turns
-  const bool is_part = turn >= whole;
-  const int number = turn * blocks + (is_part ? 0 : rank * clusters) + blockIdx.z;
-  const Tile tile = tile_of(number, m);
-  return {tile, is_part ? pieces * rank / LOSPMM_CLUSTER : 0, is_part ? pieces * (rank + 1) / LOSPMM_CLUSTER : pieces, is_part,
-          number < tiles && tile.column < n};
-}
 
 // Two neighbours of a row of C, from their place on.
 LOSPMM_INLINE unsigned finished_pair(float first, float second, int row, long long place, const Element *residual) {

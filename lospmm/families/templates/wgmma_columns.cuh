@@ -61,6 +61,16 @@ LOSPMM_INLINE void lospmm_copy_lines(void *even, void *odd, const void *const (&
 // What was written to shared memory, as far as this thread knows, can be read by its products.
 LOSPMM_INLINE void lospmm_show_to_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
+// A second barrier of a block of so many threads: those that arrive go on, the others wait for all.
+template <int threads>
+LOSPMM_INLINE void lospmm_block_arrive() {
+  asm volatile("barrier.cta.arrive 1, %0;" ::"n"(threads) : "memory");
+}
+template <int threads>
+LOSPMM_INLINE void lospmm_block_wait() {
+  asm volatile("barrier.cta.sync 1, %0;" ::"n"(threads) : "memory");
+}
+
 // The threads of a warpgroup need so many registers from here on, fewer or more than before.
 template <int registers>
 LOSPMM_INLINE void lospmm_give_registers() {
