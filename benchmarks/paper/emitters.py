@@ -1,9 +1,7 @@
 """Section 5: proxies beside their kernels as machine code, PTX and CUDA C++ (``benchmarks.proxies_on_gpu``)."""
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
-import matplotlib.pyplot as plt
 import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import spearmanr
@@ -55,24 +53,3 @@ def rows(records: Sequence[Record]) -> list[Row]:
                 )
             )
     return told
-
-
-def plot(records: Sequence[Record], path: Path) -> None:
-    found = list(groups(records))
-    problems = list(dict.fromkeys(problem for problem, _, _ in found))
-    figure, panels = plt.subplots(
-        1, len(problems), figsize=(4 * len(problems), 4.2), layout="constrained", squeeze=False
-    )
-    for panel, name in zip(panels[0], problems, strict=True):
-        for problem, emitter, mine in found:
-            if problem == name:
-                points = column(mine, "kernel_micros"), column(mine, "proxy_micros")
-                panel.loglog(*points, "o", alpha=0.6, label=LANGUAGES[emitter])
-        panel.set_title(name, fontsize="medium")
-        panel.set_xlabel("kernel, microseconds")
-        panel.grid(alpha=0.3, which="both")
-        panel.legend(fontsize="small")
-    panels[0][0].set_ylabel("proxy over the share kept, microseconds")
-    figure.suptitle("Section 5: proxies and the kernels that they stand for")
-    figure.savefig(path, dpi=110)
-    plt.close(figure)

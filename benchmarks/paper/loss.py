@@ -7,9 +7,7 @@ The fastest is that of all kernels which were timed in turns: the best of the th
 import statistics
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 
-import matplotlib.pyplot as plt
 import numpy as np
 from scipy.stats import spearmanr
 
@@ -95,19 +93,3 @@ def thinning(tables: Sequence[Table]) -> list[Row]:
         ),
         Row("pass that found the fastest", "-", ", ".join(f"{name} {count}" for name, count in passes.most_common())),
     ]
-
-
-def plot(choices: Sequence[Record], _tables: Sequence[Table], path: Path) -> None:
-    figure, panels = plt.subplots(1, len(SETS), figsize=(13, 5), sharey=True, layout="constrained")
-    for panel, (name, title) in zip(panels, SETS.items(), strict=True):
-        found = by_way(choices, name)
-        if found:
-            panel.boxplot([[100 * one for one in values] for values in found.values()], tick_labels=list(found))
-        panel.set_yscale("symlog", linthresh=1)
-        panel.tick_params(axis="x", rotation=35)
-        panel.set_title(f"{len(next(iter(found.values()), []))} {title}")
-        panel.grid(alpha=0.3, axis="y")
-    panels[0].set_ylabel("slower than the fastest, %")
-    figure.suptitle("Table 4: what each way to choose a kernel loses")
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
