@@ -2,11 +2,11 @@
 
     python -m benchmarks.kernels [--set seven|shapes|real]... [--layers DIR] [--out DIR] [--resume]
                                  [--stop-after SECONDS] [--budget-seconds SECONDS] [--emitter NAME] [--shortlist COUNT]
-                                 [--recorded FILE]
+                                 [--recorded FILE] [--dtype TYPE] [--n COUNT]...
 
 needs an NVIDIA GPU of the device table. The sets: ``seven`` layers of BERT and ResNet-50, the 205 ``shapes``
-of datasets/shapes.toml, and every ``.smtx`` and ``.npz`` file below ``--layers`` (``real``; N as in
-``benchmarks.real_weights``). Each problem is tuned over the whole space, in a store of its own so that nothing is
+of datasets/shapes.toml, and every ``.smtx`` and ``.npz`` file below ``--layers`` (``real``; for each ``--n``, or N as
+in ``benchmarks.real_weights``). Each problem is tuned over the whole space, in a store of its own so that nothing is
 found ready, and has one line in ``kernels.jsonl``, its old one replaced; one that fails has a line that says why, and
 the run goes on. ``--resume`` leaves out what the file has a time for, measured on such a GPU with the same options;
 failures are tried again. A table is printed last, and the plots ``kernels_speedup.png`` and ``kernels_bound.png`` are
@@ -29,6 +29,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib import metadata
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,7 @@ from lospmm.matrix import readers
 from lospmm.matrix.csr import SparseMatrix
 from lospmm.matrix.readers import Values
 from lospmm.problem.device import DeviceSpec
+from lospmm.problem.dtype import DTYPES
 from lospmm.problem.problem import Problem
 from lospmm.store import Store
 from lospmm.tuning import jobs
@@ -106,15 +108,15 @@ def _drawn(name: str, problem: str, gemm: tuple[int, int, int], sparsity: float,
     return Case(name, problem, n, lambda: (uniform(m, k, sparsity, seed=SEED), "stored"), drawn)
 
 
-def real(layers: Path) -> list[Case]:
-    """Raises BadRequest where the folder holds no layers."""
+def real(layers: Path, columns: Sequence[int | None] = (None,)) -> list[Case]:
+    """Every layer for each of ``columns``, or for its own. Raises BadRequest where the folder holds none."""
     paths = sorted(path for path in layers.rglob("*") if path.suffix in (".smtx", ".npz"))
     if not paths:
         raise BadRequest(f"{layers}: there is no .smtx or .npz file in it")
     pixels = read_pixels(layers)
     cases = []
-    for path in paths:
-        layer, n = path.relative_to(layers).as_posix(), columns_of(path, pixels)
+    for given, path in product(columns, paths):
+        layer, n = path.relative_to(layers).as_posix(), given or columns_of(path, pixels)
         cases.append(Case("real", f"{layer}, n {n}", n, partial(_from_file, path), {"layer": layer, "n": n}))
     return cases
 
@@ -240,7 +242,7 @@ def commit_of(folder: Path) -> str:
 def tune_with(device: DeviceSpec, options: Options) -> Tune:
     def tune(matrix: SparseMatrix, values: Values, n: int) -> Mapping[str, Any]:
         with tempfile.TemporaryDirectory() as directory:
-            request = Request(Problem(matrix, n, device), options, values)
+            request = Request(Problem(matrix, n, device, dtype=DTYPES[options.dtype]), options, values)
             return jobs.tune(request, store=Store(Path(directory))).manifest
 
     return tune
@@ -251,11 +253,11 @@ def progress(number: int, count: int, record: Record) -> str:
     return f"{number} of {count}: {record['problem']}: {found} ({record['wall_seconds']} s)"
 
 
-def cases_of(names: Sequence[str], layers: Path | None) -> list[Case]:
+def cases_of(names: Sequence[str], layers: Path | None, columns: Sequence[int | None] = (None,)) -> list[Case]:
     """All cases of the sets; none named are all with input. Raises BadRequest for real ones without layers."""
     sets = dict(DRAWN_SETS)
     if layers is not None:
-        sets["real"] = partial(real, layers)
+        sets["real"] = partial(real, layers, columns)
     elif "real" in names:
         raise BadRequest("--set real: --layers DIR must name the folder of pruned layers")
     return [case for name in dict.fromkeys(names or sets) for case in sets[name]()]
@@ -299,6 +301,8 @@ def main() -> None:
     parser.add_argument("--stop-after", type=float, metavar="SECONDS", help="begin no problem after that")
     parser.add_argument("--budget-seconds", type=float, metavar="SECONDS", help="of tuning one problem")
     parser.add_argument("--emitter")
+    parser.add_argument("--dtype", choices=DTYPES)
+    parser.add_argument("--n", type=int, action="append", help="columns of B for the layers; repeatable")
     parser.add_argument("--shortlist", type=int, metavar="COUNT")
     parser.add_argument("--recorded", type=Path, metavar="FILE", help="time the kernels that these lines chose")
     parser.add_argument("--commit", help="what is measured, where git cannot tell")
@@ -306,12 +310,13 @@ def main() -> None:
     plt.switch_backend("agg")
     tuning = {
         "emitter": arguments.emitter,
+        "dtype": arguments.dtype,
         "shortlist_size": arguments.shortlist,
         "budget_seconds": arguments.budget_seconds,
     }
     path = arguments.out / RESULTS_NAME
     try:
-        cases = cases_of(arguments.set, arguments.layers)
+        cases = cases_of(arguments.set, arguments.layers, arguments.n or (None,))
         options = Options(measure="gpu", **{name: value for name, value in tuning.items() if value is not None})
         device = detect_device()
         context = context_of(device, options, arguments.commit or commit_of(ROOT))

@@ -30,8 +30,8 @@ DENSITIES = (0.3, 0.2, 0.1, 0.05, 0.02)
 
 def plot_speedups(records: Sequence[Record], path: Path) -> None:
     """One panel for each baseline; above 1 the kernel is faster."""
-    shown = [one for one in timed(records) if one in BASELINES] or BASELINES
-    figure, panels = plt.subplots(1, len(shown), figsize=(13, 5), sharey=True, layout="constrained")
+    shown = timed(records) or BASELINES
+    figure, (panels,) = plt.subplots(1, len(shown), squeeze=False, figsize=(13, 5), sharey=True, layout="constrained")
     for panel, baseline in zip(panels, shown, strict=True):
         _points(panel, records, baseline.ratio)
         panel.set_title(f"over {baseline.title}")

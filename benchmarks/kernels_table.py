@@ -21,6 +21,8 @@ BASELINES = (
     Baseline("cuBLAS fp32", "cublas_fp32_micros", "cublas_fp32"),
     Baseline("cuBLAS TF32", "cublas_tf32_micros", "cublas_tf32"),
     Baseline("Sputnik", "sputnik_micros", "sputnik"),
+    Baseline("cuBLAS fp16", "cublas_fp16_micros", "cublas_fp16"),
+    Baseline("cuBLAS bf16", "cublas_bf16_micros", "cublas_bf16"),
 )
 
 #: cuSPARSE without the preprocessing of A that its other algorithm profits from.
@@ -93,19 +95,16 @@ def conditions(record: Record) -> tuple[Any, ...]:
     return record["machine"]["device"], sorted(record["options"].items())
 
 
-#: The columns of the table behind the microseconds: title and key of ``ratios``.
-COLUMNS = (*((f"x {one.title}", one.ratio) for one in BASELINES), ("of bound", "bound"))
-
-
 def summary(records: Sequence[Record]) -> str:
     """The table of each set: a line per problem, then the geometric means by sparsity and over the set."""
     parts = []
     for name in dict.fromkeys(record["set"] for record in records):
         mine = [record for record in records if record["set"] == name]
-        titles = "".join(f"{title:>14}" for title, _ in COLUMNS)
+        columns = {one.ratio: f"x {one.title}" for one in timed(mine)} | {"bound": "of bound"}
+        titles = "".join(f"{title:>14}" for title in columns.values())
         parts.append(f"\n{name:64} {'us':>9} {'noise':>6}{titles}")
-        parts += [_line(record) for record in mine]
-        parts += _means(mine)
+        parts += [_line(record, columns) for record in mine]
+        parts += _means(mine, columns)
     commits = " and ".join(dict.fromkeys(record["commit"] for record in records))
     errors = [record["max_relative_error"] for record in measured_of(records) if record["max_relative_error"]]
     failed = len(records) - len(measured_of(records))
@@ -114,16 +113,16 @@ def summary(records: Sequence[Record]) -> str:
     return "\n".join(parts)
 
 
-def _line(record: Record) -> str:
+def _line(record: Record, columns: Iterable[str]) -> str:
     problem = f"{record['problem'][-64:]:64}"
     if "failure" in record:
         return f"{problem} FAILED: {record['failure']}"
     noise = record.get("noise")
-    cells = _cells({ratio: record["ratios"].get(ratio) for _, ratio in COLUMNS})
+    cells = _cells(record["ratios"].get(ratio) for ratio in columns)
     return f"{problem} {record['micros']:9.2f} {'-' if noise is None else f'{noise:.1%}':>6}{cells}"
 
 
-def _means(records: Sequence[Record]) -> list[str]:
+def _means(records: Sequence[Record], columns: Iterable[str]) -> list[str]:
     by_sparsity: dict[str, list[Record]] = {}
     if all("drawn_sparsity" in record for record in records):
         for record in records:
@@ -131,10 +130,10 @@ def _means(records: Sequence[Record]) -> list[str]:
     groups = {**(by_sparsity if len(by_sparsity) > 1 else {}), "": list(records)}
     return [
         f"{f'geometric mean of {len(measured_of(group))}{name}':64} {'':16}"
-        + _cells({ratio: mean_ratio(group, ratio) for _, ratio in COLUMNS})
+        + _cells(mean_ratio(group, ratio) for ratio in columns)
         for name, group in groups.items()
     ]
 
 
-def _cells(figures: Mapping[str, float | None]) -> str:
-    return "".join(f"{'-' if value is None else f'{value:.2f}':>14}" for value in figures.values())
+def _cells(figures: Iterable[float | None]) -> str:
+    return "".join(f"{'-' if value is None else f'{value:.2f}':>14}" for value in figures)

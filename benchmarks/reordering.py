@@ -10,23 +10,30 @@ every M1 from 1 to 240. The partitioner, Mt-KaHyPar, is left out where it is not
 """
 
 import argparse
+import json
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from functools import cache, partial
+from itertools import chain
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.harness import build, micros_in_turns, write_lines
-from benchmarks.kernels import real
+from benchmarks.harness import Kernel, build, micros_in_turns, open_lines
+from benchmarks.kernels import Case, real
 from lospmm.codegen.lower import with_swaps
 from lospmm.gpu.bench import Bench
 from lospmm.gpu.detect import detect_device
 from lospmm.matrix.csr import SparseMatrix
+from lospmm.problem.device import DeviceSpec
 from lospmm.problem.problem import Problem, ceil_div
+from lospmm.settings import settings
 from lospmm.space.candidates import RowTile, Tiling
 from lospmm.space.reorder import natural_order, regroup
 from lospmm.space.swaps import swapped
@@ -81,6 +88,7 @@ def kahypar_method() -> Method | None:
     return partition
 
 
+@cache
 def methods() -> dict[str, Method]:
     found: dict[str, Method] = {
         "no reordering": natural_order,
@@ -143,20 +151,25 @@ def measure_seconds(shapes: list[tuple[int, int, float]]) -> Iterator[Record]:
             yield {"measure": "seconds", **shape, **spent_on}
 
 
+def kernels_of(device: DeviceSpec, case: Case) -> tuple[Problem, dict[str, Kernel]]:
+    """A layer, and the plan that is ranked first for it as a kernel with either tiles."""
+    problem = for_emitter(Problem(case.matrix()[0], case.n, device), "sass")
+    splits = splits_of("sass", device.arch)
+    plan = search(problem, RANKERS["lambdamart"](device), 1, Stages(), splits=splits).winner.plan
+    with tempfile.TemporaryDirectory() as store:
+        compared = {"micros": plan, "swapped_micros": with_swaps(problem, plan)}
+        return problem, {name: build(problem, one, Store(Path(store))) for name, one in compared.items()}
+
+
 def measure_micros(folder: Path, n: int) -> Iterator[Record]:
-    """The plan that is ranked first for each layer: microseconds of its kernel with either tiles, on this GPU."""
-    device, bench = detect_device(), None
-    for case in real(folder):
-        problem = for_emitter(Problem(case.matrix()[0], n, device), "sass")
-        bench = bench or Bench(problem)
-        bench.turn_to(problem)
-        splits = splits_of("sass", device.arch)
-        plan = search(problem, RANKERS["lambdamart"](device), 1, Stages(), splits=splits).winner.plan
-        with tempfile.TemporaryDirectory() as store:
-            compared = {"micros": plan, "swapped_micros": with_swaps(problem, plan)}
-            kernels = {name: build(problem, one, Store(Path(store))) for name, one in compared.items()}
-        found = micros_in_turns(bench, kernels)
-        yield {"measure": "micros", "layer": case.labels["layer"], "n": n, "device": device.name, **found}
+    """Microseconds of the kernels of each layer on this GPU, in turns."""
+    device, bench, cases = detect_device(), None, real(folder, [n])
+    with ProcessPoolExecutor(settings().workers, mp_context=get_context("spawn")) as pool:
+        for case, (problem, kernels) in zip(cases, pool.map(partial(kernels_of, device), cases), strict=True):
+            bench = bench or Bench(problem)
+            bench.turn_to(problem)
+            found = micros_in_turns(bench, kernels)
+            yield {"measure": "micros", "layer": case.labels["layer"], "n": n, "device": device.name, **found}
 
 
 def main() -> None:
@@ -165,15 +178,17 @@ def main() -> None:
     parser.add_argument("--layers", type=Path, help="a folder of pruned layers to regroup too")
     parser.add_argument("--times", type=int, metavar="N", help="only time the kernels of --layers for N columns")
     options = parser.parse_args()
+    records: Iterable[Record]
     if options.times:
-        name, records = f"swaps_{options.times}.jsonl", [*measure_micros(options.layers, options.times)]
+        name, records = f"swaps_{options.times}.jsonl", measure_micros(options.layers, options.times)
     else:
         layers = () if options.layers is None else measure_layers(options.layers)
         tiles, seconds = measure_tiles(SIMILARITIES, LOAD_RATIOS), measure_seconds(TIMED_SHAPES)
-        name, records = "reordering.jsonl", [*tiles, *layers, *seconds]
-    for record in records:
-        print(*record.values())
-    write_lines(options.out / name, records)
+        name, records = "reordering.jsonl", chain(tiles, layers, seconds)
+    with open_lines(options.out / name, "w") as file:
+        for record in records:
+            print(*record.values(), flush=True)
+            print(json.dumps(record), file=file, flush=True)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,9 @@ tiles have as many nonzeros as each other, not rows: M1 is what its largest has.
 """
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from itertools import product
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import geometric_mean
 
@@ -13,7 +16,9 @@ import matplotlib.pyplot as plt
 from benchmarks.paper.rows import Record, Row
 from benchmarks.paper.timing import Stand
 from benchmarks.reordering import LOAD_RATIOS, SIMILARITIES, SIZE_LIMIT, methods, tile_figures
-from lospmm.space.candidates import Schedule, TileSize, UnrolledPlan
+from lospmm.matrix.csr import SparseMatrix
+from lospmm.settings import settings
+from lospmm.space.candidates import Schedule, TileSize, Tiling, UnrolledPlan
 from lospmm_datasets.synthetic import paired_blocks
 
 #: Section 4.3; its N1 and loads in flight are not told.
@@ -21,16 +26,19 @@ N, COLS, PREFETCH = 1024, 128, 16
 STYLES = {"no reordering": "s--", "Algorithm 1": "o-", "with swaps": "v-", "Mt-KaHyPar": "^:"}
 
 
+def tilings_of(ratio: int, similarity: float) -> tuple[SparseMatrix, dict[str, Tiling]]:
+    matrix = paired_blocks(similarity, ratio, seed=0)
+    return matrix, {name: method(matrix, SIZE_LIMIT) for name, method in methods().items()}
+
+
 def measure(stand: Stand) -> Iterator[Record]:
-    compared = methods()
-    for ratio in LOAD_RATIOS:
-        for similarity in SIMILARITIES:
-            matrix = paired_blocks(similarity, ratio, seed=0)
-            tilings = [method(matrix, SIZE_LIMIT) for method in compared.values()]
-            sizes = [TileSize(tiling.size_limit, COLS) for tiling in tilings]
-            candidates = [UnrolledPlan(size, Schedule(PREFETCH), of) for size, of in zip(sizes, tilings, strict=True)]
-            found = stand.times(matrix, N, candidates)
-            for method, tiling, micros in zip(compared, tilings, found, strict=True):
+    settings_of = list(product(LOAD_RATIOS, SIMILARITIES))
+    with ProcessPoolExecutor(settings().workers, mp_context=get_context("spawn")) as pool:
+        found = pool.map(tilings_of, *zip(*settings_of, strict=True))
+        for (ratio, similarity), (matrix, tilings) in zip(settings_of, found, strict=True):
+            plans = [UnrolledPlan(TileSize(of.size_limit, COLS), Schedule(PREFETCH), of) for of in tilings.values()]
+            times = stand.times(matrix, N, plans)
+            for (method, tiling), micros in zip(tilings.items(), times, strict=True):
                 about = {"figure": "6", "device": stand.device.name, "load_ratio": ratio, "similarity": similarity}
                 yield {**about, "method": method, **tile_figures(tiling), "micros": round(micros, 3)}
 

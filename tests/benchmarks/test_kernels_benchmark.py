@@ -127,6 +127,8 @@ def test_real_layers_need_a_folder_that_holds_some(tmp_path: Path) -> None:
     assert (one.problem, one.n) == ("rn50/a.smtx, n 49", 49)
     matrix, values = one.matrix()
     assert (matrix.nnz, values) == (2, "drawn")
+    named = kernels.cases_of(["real"], tmp_path, (128, 256))
+    assert [(other.problem, other.n) for other in named] == [("rn50/a.smtx, n 128", 128), ("rn50/a.smtx, n 256", 256)]
 
 
 def test_ratios_are_those_of_the_times() -> None:
@@ -167,7 +169,7 @@ def test_the_summary_has_a_line_per_problem_and_means_by_sparsity() -> None:
     records = [invented("shapes", f"{zeros:.0%}", zeros) for zeros in (0.7, 0.9)] + [failure("shapes", "bad", 0.9)]
     lines = summary(records).splitlines()
     assert lines[1].split()[:3] == ["shapes", "us", "noise"]
-    assert lines[2].split() == ["70%", "20.00", "0.4%", "6.00", "5.00", "1.50", "-", "0.40"]
+    assert lines[2].split() == ["70%", "20.00", "0.4%", "6.00", "5.00", "1.50", "0.40"]
     assert lines[4].split() == ["bad", "FAILED:", "GpuFault:", "hung"]
     means = [line.split("  ")[0] for line in lines if line.startswith("geometric")]
     assert means == [f"geometric mean of {text}" for text in ("1, 70%", "1, 90%", "2")]

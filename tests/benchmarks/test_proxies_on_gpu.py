@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,7 @@ def test_figures_are_measured_problem_by_problem(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(fetch, "KERNELS", ((8, 32), (8, 600), (8, 1200)))
     compared = {"no reordering": natural_order, "Mt-KaHyPar": lambda m, _: tiling_of(m, np.arange(m.m) // 36)}
     monkeypatch.setattr(regrouped, "methods", lambda: compared)
+    monkeypatch.setattr(regrouped, "ProcessPoolExecutor", lambda *_, **__: ThreadPoolExecutor(1))
     paper.measure(tmp_path, None)
     found = paper.read_lines(tmp_path / paper.MEASURED)
     assert _of(found, "4", "nnc") == [64, 64, 128, 128] * len(load.NNZ)
