@@ -8,6 +8,7 @@ from benchmarks.decode import SHAPES, by_gpu, gains, groups, least_bytes
 from benchmarks.families_table import best_sparse, coded_micros, dense_micros, mean, pruned_micros
 from benchmarks.kernels_table import mean_ratio, measured_of, timed
 from benchmarks.networks_report import find, speedup
+from lospmm.gpu.libraries import DENSE_OF
 from tests.docs import kernels, results
 from tests.docs.results import Record, records, table
 
@@ -164,6 +165,22 @@ def _over(found: Sequence[Record]) -> str:
     return f"{times(gains(found))}, {times(gains(found, coded_micros))}"
 
 
+def real_16() -> str:
+    """Real layers in 16 bits, by N and sparsity: speedup of the kernel that a search found over cuBLAS."""
+    found = measured_of(records("real_16/kernels"))
+    lines = []
+    for dtype in TYPES:
+        mine = [one for one in found if one["options"]["dtype"] == dtype]
+        for n in sorted({one["n"] for one in mine}):
+            cells = (
+                [one["ratios"][DENSE_OF[dtype]] for one in mine if (one["n"], zeros_of(one)) == (n, zeros)]
+                for zeros in sparsities(found)
+            )
+            lines.append((f"{dtype}, {n}", *(with_range(some) if some else "-" for some in cells)))
+    heads = ("type, N", *(f"{zeros:.0%} zeros" for zeros in sparsities(found)))
+    return table(heads, lines, right=len(heads) - 1) + _where(found)
+
+
 def batches() -> str:
     """Whole networks by ``tune-model``: layers, kernels, seconds, and the layers' times."""
     found = records("batches")
@@ -290,6 +307,7 @@ REGIONS: dict[str, Callable[[], str]] = {
     "8 bits": eight_bits,
     "prefill": prefill,
     "batches": batches,
+    "real 16": real_16,
     "conditions": conditions,
     "tuning cost": results.tuning_cost,
 }
