@@ -47,6 +47,7 @@ from lospmm.problem.epilogue import PLAIN, Epilogue
 from lospmm.problem.lanes import SINGLE, Lanes
 from lospmm.problem.launch import Launch
 from lospmm.problem.problem import ceil_div
+from lospmm.space.candidates import BARRIER_BYTES
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -164,4 +165,5 @@ def launch(program: KernelProgram) -> Launch:
     assert program.cols is not None, "threads that the launch decides have no launch of their own"
     shape = grid(program.block_rows, program.n, program.cols * program.walks, program.column_group)
     shared_bytes = program.slots * program.cols * FLOAT_BYTES + program.kept_bytes
+    shared_bytes += BARRIER_BYTES * (program.split_k > 1)
     return Launch(shape, program.cols, shared_bytes=shared_bytes)

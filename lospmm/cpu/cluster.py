@@ -1,14 +1,11 @@
-"""Blocks that share a tile: each block's mailbox in shared memory, and the cluster's barrier.
+"""Blocks that share a tile: each block's mailbox in shared memory, and the barrier in it.
 
-A slot of a mailbox has one element for each thread, and is written once. Correct reading takes four steps, which are
-checked here, so that the result does not depend on the order in which blocks run: the writer stores (ST), makes its
-stores visible (MEMBAR), arrives at the barrier, and the reader has waited at the barrier since. A store before the
-sender's first wait is refused, as the receiver may not have started; so is a store that the receiver does not wait
-for, as it may have left.
-
-The barrier has phases 0, 1, ...; the prologue has arrived at the first. A block that has left counts as arrived. No
-block may arrive twice in a phase (PTX ISA, ``barrier.cluster``), nor wait without having arrived, i.e. for itself. So
-a waiting block of the earliest phase can always go on, and there is no other deadlock.
+A slot of a mailbox has one element for each thread, and is written once. Correct reading takes three steps, which are
+checked here, so that the result does not depend on the order in which blocks run: the writer stores (STAS), which also
+tells the barrier in the mailbox; the reader has told the barrier how many bytes come (EXPECT), and has waited for them
+(AWAIT). A store before the sender's meeting is refused, as the receiver may not have started or made its barrier; so is
+a store that the receiver does not wait for, as it may have left. A block that waits for more than the others send would
+wait for ever.
 """
 
 from collections.abc import Sequence
@@ -22,25 +19,15 @@ from lospmm.codegen.sass.machine import PEER_BYTES
 from lospmm.cpu.fault import SassFault
 from lospmm.cpu.geometry import Geometry, stray_access
 from lospmm.problem.dtype import FLOAT_BYTES
+from lospmm.space.candidates import BARRIER_BYTES
 from lospmm.space.walks import KEPT_BYTES
 
-#: Slot 0 of thread 0 in block 0: as an address in shared memory, and as a generic one. Their low words leave room for
-#: all blocks of a cluster, as the hardware's do: no sum of them carries. They differ, so that neither stands for both.
+#: Where a mailbox of block 0 begins, as an address of the cluster. Its low bits leave room for all blocks of a cluster,
+#: as the hardware's do: no sum of them carries.
 MAILBOX_ADDRESS = 1 << 10
-PEERS_ADDRESS = (1 << 62) + (1 << 28)
 
 #: The most that a block is given (CUDA C++ Programming Guide, compute capability 9.0).
 SHARED_BYTES = 227 * 1024
-
-
-@dataclass(slots=True, eq=False)
-class Letter:
-    """The contents of a slot, and the phase that a reader must have waited for; None: not known yet."""
-
-    sender: int
-    elements: NDArray[np.float32]  # (threads,)
-    is_fenced: bool = False
-    phase: int | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -50,93 +37,109 @@ class Block:
     number: int
     columns: NDArray[np.int64]  # (threads,)
     own: NDArray[np.uint64]  # (threads,): bytes from an element of thread 0 to that of each
-    slot_bytes: int
+    row_bytes: NDArray[np.int64]  # (threads,): of a slot, of all threads of the block on the GPU
+    slot_bytes: int  # from a slot to the next
     cluster: Sequence["Block"]
-    letters: dict[int, Letter] = field(default_factory=dict)  # by slot of the own mailbox
-    arrived: int = 1  # phases
-    waited: int = 0
+    letters: dict[int, NDArray[np.float32]] = field(default_factory=dict)  # by slot of the own mailbox
+    expected: int | None = None  # letters
+    has_met: bool = False
+    has_waited: bool = False
     has_left: bool = False
-    _sent: list[Letter] = field(default_factory=list)  # those without a phase
 
     @property
-    def mailbox(self) -> NDArray[np.uint64]:
-        """Shared-memory address of each thread's slot 0, (threads,)."""
-        return cast(NDArray[np.uint64], self.own + np.uint64(MAILBOX_ADDRESS + self.number * PEER_BYTES))
+    def peers(self) -> tuple[NDArray[np.uint64], int]:
+        """Addresses in block 0: of the mailbox, plus each thread's word of a slot, (threads,), and of its barrier."""
+        return cast(NDArray[np.uint64], self.own + np.uint64(MAILBOX_ADDRESS)), MAILBOX_ADDRESS
 
     @property
-    def peers(self) -> NDArray[np.uint64]:
-        """Generic address of each thread's slot 0 in block 0, (threads,)."""
-        return cast(NDArray[np.uint64], self.own + np.uint64(PEERS_ADDRESS))
+    def told(self) -> NDArray[np.int64]:
+        """What the first thread of each block tells the barrier for a slot, and 0 in the others, (threads,)."""
+        _, first = np.unique(self.columns - self.own.astype(np.int64) // FLOAT_BYTES, return_index=True)
+        found = np.zeros_like(self.row_bytes)
+        found[first] = self.row_bytes[first]
+        return found
 
     @property
     def is_held(self) -> bool:
-        """Whether it waits for a block that has neither arrived nor left."""
-        return any(other.arrived < self.waited and not other.has_left for other in self.cluster)
+        """Whether it waits for a letter. Raises SassFault if nobody will send one."""
+        if not self._lacks:
+            return False
+        if all(other.has_left or other._lacks for other in self.cluster):
+            raise SassFault(f"waits for ever: {len(self.letters)} of {self.expected} slots are written")
+        return True
 
-    def send(self, address: NDArray[np.uint64], elements: NDArray[np.float32]) -> None:
+    @property
+    def _lacks(self) -> bool:
+        return self.has_waited and self.expected is not None and len(self.letters) < self.expected
+
+    def send(self, address: NDArray[np.uint64], barrier: NDArray[np.uint32], elements: NDArray[np.float32]) -> None:
         """Write a slot of any block. Raises SassFault for another address or a receiver that may be gone."""
-        if self.waited == 0:
-            raise SassFault("stores before the first CLUSTER_WAIT: the receiver may not have started")
-        number, slot = self._slot(address - self.peers, len(self.cluster))
+        if not self.has_met:
+            raise SassFault("stores before the CLUSTER_WAIT: the receiver may not have started")
+        number, slot = self._slot(address, len(self.cluster))
+        if (barrier != MAILBOX_ADDRESS + number * PEER_BYTES).any():
+            raise SassFault(f"writes a slot of part {number} and tells another barrier")
         receiver = self.cluster[number]
         if slot in receiver.letters:
-            before = receiver.letters[slot].sender
-            raise SassFault(f"writes slot {slot} of part {number} again, part {before} has written it")
+            raise SassFault(f"writes slot {slot} of part {number} again")
         if receiver.has_left:
             raise SassFault(f"writes slot {slot} of part {number}, which may have left")
-        receiver.letters[slot] = Letter(self.number, elements)
-        self._sent.append(receiver.letters[slot])
+        receiver.letters[slot] = elements
+        receiver.check_count()
+
+    def expect(self, barrier: NDArray[np.uint32], count: NDArray[np.uint32], row_bytes: NDArray[np.int64]) -> None:
+        """Tell the own barrier of ``count`` bytes, in the threads that do, of ``row_bytes`` a slot each."""
+        self._check_barrier(barrier)
+        if self.expected is not None:
+            raise SassFault("tells its barrier twice")
+        if len(count) != np.count_nonzero(self.told):
+            raise SassFault("not one thread of each block tells its barrier")
+        slots, rest = np.divmod(count.astype(np.int64), row_bytes)
+        if rest.any() or (slots != slots[0]).any():
+            raise SassFault(f"tells its barrier {count[0]} bytes, where a slot has {row_bytes[0]}")
+        self.expected = int(slots[0])
+        self.check_count()
+
+    def wait(self, barrier: NDArray[np.uint32]) -> None:
+        """Begin to wait for all letters: until it is no longer held. Raises SassFault for another barrier."""
+        self._check_barrier(barrier)
+        if self.expected is None:
+            raise SassFault("waits at a barrier that was not told how many bytes come")
+        self.has_waited = True
 
     def collect(self, address: NDArray[np.uint64]) -> NDArray[np.float32]:
         """Return the elements of an own slot, (threads,). Raises SassFault for another or an unwritten one."""
-        _, slot = self._slot(address - self.mailbox, 1)
-        letter = self.letters.get(slot)
-        if letter is None:
+        _, slot = self._slot(address - np.uint64(self.number * PEER_BYTES), 1)
+        if slot not in self.letters:
             raise SassFault(f"reads slot {slot}, which nobody has written")
-        if why := self._unseen(letter):
-            raise SassFault(f"reads slot {slot}, which part {letter.sender} has written: {why}")
-        return letter.elements
-
-    def fence(self) -> None:
-        """Make all stores so far visible to the other blocks."""
-        for letter in self._sent:
-            letter.is_fenced = True
-
-    def arrive(self) -> None:
-        """Arrive at the barrier. Raises SassFault if no wait separates this from the arrival before."""
-        if self.arrived > self.waited:
-            raise SassFault("arrives again without a CLUSTER_WAIT between")
-        for letter in self._sent:
-            letter.phase = self.arrived if letter.is_fenced else None
-        self._sent = [letter for letter in self._sent if not letter.is_fenced]
-        self.arrived += 1
-
-    def wait(self) -> None:
-        """Go on once the block is no longer held. Raises SassFault if it would wait for itself."""
-        if self.arrived == self.waited:
-            raise SassFault("waits without a CLUSTER_ARRIVE before: for itself, and so for ever")
-        self.waited += 1
+        if not self.has_waited:
+            raise SassFault(f"reads slot {slot} before AWAIT")
+        return self.letters[slot]
 
     def leave(self) -> None:
         """End the block. Raises SassFault if its mailbox may still be written."""
-        for slot, letter in self.letters.items():
-            if why := self._unseen(letter):
-                raise SassFault(f"leaves while part {letter.sender} may still write slot {slot}: {why}")
+        if self.letters and not self.has_waited:
+            raise SassFault(f"leaves while slot {min(self.letters)} may still be written: no AWAIT")
         self.has_left = True
 
-    def _unseen(self, letter: Letter) -> str | None:
-        """Return why this block cannot rely on a slot having been written, or None."""
-        if not letter.is_fenced:
-            return "no MEMBAR has followed"
-        if letter.phase is None:
-            return "no CLUSTER_ARRIVE has followed its MEMBAR"
-        return None if letter.phase < self.waited else "no CLUSTER_WAIT here has followed its CLUSTER_ARRIVE"
+    def check_count(self) -> None:
+        """Raise SassFault where more came than the barrier was told."""
+        if self.expected is not None and len(self.letters) > self.expected:
+            raise SassFault(f"part {self.number} waits for {self.expected} slots, and {len(self.letters)} are written")
 
-    def _slot(self, distance: NDArray[np.uint64], blocks: int) -> tuple[int, int]:
-        """Return the block and slot that all threads address, given their distance from the first slot 0."""
+    def _check_barrier(self, barrier: NDArray[np.uint32]) -> None:
+        if not self.has_met:
+            raise SassFault("uses a barrier before the CLUSTER_WAIT: it may not have been made")
+        if (barrier != MAILBOX_ADDRESS + self.number * PEER_BYTES).any():
+            raise SassFault("a barrier that is not the block's own")
+
+    def _slot(self, address: NDArray[np.uint64], blocks: int) -> tuple[int, int]:
+        """Return the block and slot that all threads address, of the first ``blocks``."""
+        distance = address - self.peers[0]
         number, within = np.divmod(distance, np.uint64(PEER_BYTES))
-        slot, rest = np.divmod(within, np.uint64(self.slot_bytes))
-        stray = (rest != 0) | (number >= blocks) | (within + np.uint64(self.slot_bytes) > SHARED_BYTES)
+        slot, rest = np.divmod(within - np.uint64(BARRIER_BYTES), np.uint64(self.slot_bytes))
+        stray = (rest != 0) | (number >= blocks) | (within < BARRIER_BYTES)
+        stray |= within + np.uint64(self.slot_bytes) > SHARED_BYTES
         if stray.any():
             first = int(stray.argmax())
             offset = int((distance + self.own)[first : first + 1].astype(np.int64)[0])
@@ -148,9 +151,11 @@ class Block:
 
 def cluster_of(parts: int, geometry: Geometry, columns: NDArray[np.int64]) -> list[Block]:
     """Return the blocks that share a tile of ``columns``; a thread's number is its column's in the block."""
-    own = (columns % geometry.cols * FLOAT_BYTES).astype(np.uint64)
+    thread = columns % geometry.cols
+    own, row_bytes = (thread * FLOAT_BYTES).astype(np.uint64), np.minimum(geometry.cols, geometry.n - columns + thread)
     blocks: list[Block] = []
-    blocks += [Block(number, columns, own, geometry.cols * FLOAT_BYTES, blocks) for number in range(parts)]
+    rest = FLOAT_BYTES * row_bytes, geometry.cols * FLOAT_BYTES, blocks
+    blocks += [Block(number, columns, own, *rest) for number in range(parts)]
     return blocks
 
 

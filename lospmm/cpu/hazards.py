@@ -51,8 +51,8 @@ LATENCY: Mapping[int, tuple[int, int]] = MappingProxyType(
 )
 
 #: Instructions of unknown latency: those with a result, and all.
-LOADS = frozenset((Opcode.LDG, Opcode.LDS))
-MEMORY = LOADS | {Opcode.STG, Opcode.ST, Opcode.STS, Opcode.TOUCH}
+LOADS = frozenset((Opcode.LDG, Opcode.LDS, Opcode.AWAIT))
+MEMORY = LOADS | {Opcode.STG, Opcode.STS, Opcode.STAS, Opcode.EXPECT, Opcode.TOUCH}
 
 #: Instructions with the latency rule of loads and stores: ptxas 13.0 leaves 5 cycles from multiply-add to rounding.
 _READ_LATE = MEMORY | {*_ROUNDINGS}
@@ -60,10 +60,6 @@ _READ_LATE = MEMORY | {*_ROUNDINGS}
 SCOREBOARDS = 6
 SCOREBOARD_LIMIT = 63  # 6 bits
 SCOREBOARD_CYCLES = 2  # as ptxas sets them: a load, a stall of 2, an instruction that waits for it
-
-#: From an arrival at the cluster's barrier to the wait for the others. On an H200 a wait up to 5 cycles behind an
-#: arrival does not wait, from 6 cycles on it does (rank_model/fitting/clusters.py); ptxas leaves it a branch.
-ARRIVE_CYCLES = 11
 
 #: Registers that the hardware keeps of those that a thread is given.
 HARDWARE_REGISTERS = 2
@@ -97,16 +93,16 @@ _READS: Mapping[int, tuple[tuple[str, int], ...]] = {
     **dict.fromkeys(_ROUNDINGS, (("ra", 1), ("rb", 1))),
     Opcode.LDG: (("ra", 2),),
     Opcode.STG: (("ra", 2), ("rb", 0)),
-    Opcode.ST: (("ra", 2), ("rb", 0)),
+    Opcode.STAS: (("ra", 2), ("rb", 0)),
+    **dict.fromkeys((Opcode.EXPECT, Opcode.AWAIT), (("ra", 1), ("rb", 1))),
     Opcode.LDS: (("ra", 1),),
     Opcode.STS: (("ra", 1), ("rb", 0)),
-    Opcode.IADD3: (("ra", 1), ("rc", 1)),
-    Opcode.IADD3_X: (("ra", 1), ("rc", 1)),
+    **dict.fromkeys((Opcode.IADD3, Opcode.IADD3_X), (("ra", 1), ("rc", 1))),
     Opcode.TOUCH: (("ra", 2),),
 }
 _WRITES: Mapping[int, tuple[tuple[str, int], ...]] = {
     **dict.fromkeys(LATENCY, (("rd", 1),)),
-    **dict.fromkeys(LOADS, (("rd", 0),)),
+    **dict.fromkeys((Opcode.LDG, Opcode.LDS), (("rd", 0),)),
     Opcode.LEPC: (("rd", 2),),
 }
 
@@ -128,7 +124,6 @@ class Hazards:
     registers: int
     filled: Iterable[int]
     clock: int = 0
-    _arrived: int = -ARRIVE_CYCLES  # when this warp last arrived at the cluster's barrier; the prologue has, long ago
     _number: int = 0  # of the instruction at hand, in the order of issue
     _readable: list[int] = field(default_factory=lambda: [_NEVER] * len(_NAMES))  # by arithmetic: cycle
     _readable_by_memory: list[int] = field(default_factory=lambda: [_NEVER] * len(_NAMES))
@@ -148,11 +143,6 @@ class Hazards:
     def issue(self, instruction: Instruction) -> None:
         """Issue the next instruction of the warp. Raises Hazard."""
         op = instruction.op
-        if op == Opcode.CLUSTER_ARRIVE:
-            self._arrived = self.clock
-        elif op == Opcode.CLUSTER_WAIT and self.clock < self._arrived + ARRIVE_CYCLES:
-            since = _cycles(self.clock - self._arrived)
-            raise Hazard(f"waits for the cluster {since} after it arrived, {ARRIVE_CYCLES} are needed")
         if instruction.wait:
             self._wait(instruction.wait)
         reads, writes = list(_reads(instruction)), list(_writes(instruction))
@@ -256,7 +246,7 @@ def _reads(instruction: Instruction) -> Iterator[int]:
 
 def _writes(instruction: Instruction) -> Iterator[int]:
     yield from _registers(instruction, _WRITES.get(instruction.op, ()))
-    if instruction.op in (Opcode.IADD3, Opcode.LOP3_TEST) and instruction.carry != PT:
+    if instruction.op in (Opcode.IADD3, Opcode.LOP3_TEST, Opcode.AWAIT) and instruction.carry != PT:
         yield _P0 + instruction.carry
 
 

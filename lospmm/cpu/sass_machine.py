@@ -99,7 +99,7 @@ def execute_emission(emission: Emission, asked: Run) -> NDArray[np.float32]:
 def _check_descriptors(code: MachineCode, generation: Generation) -> None:
     """Check that loads and stores name the uniform register that the prologue fills, if there is one."""
     form = code.form
-    memory = {Opcode.LDG, Opcode.STG, Opcode.ST} & generation.by_op.keys()
+    memory = {Opcode.LDG, Opcode.STG} & generation.by_op.keys()
     described = [op for op in memory if "ur" not in generation.by_op[op].unused]
     wrong = np.flatnonzero(np.isin(form["op"], described) & (form["ur"] != code.entry.descriptor))
     if len(wrong):
@@ -129,12 +129,12 @@ def _run_part(code: MachineCode, tile: int, warp: Warp, generation: Generation) 
         try:
             hazards.issue(instruction)
             distance = _step(warp, instruction)
+            while instruction.op == Opcode.AWAIT and warp.block.is_held:
+                yield True
         except (Hazard, SassFault) as why:
             raise _refusal(code, tile, first + index, str(why), generation) from None
         if distance is None:
             return
-        while instruction.op == Opcode.CLUSTER_WAIT and warp.block.is_held:
-            yield True
         index += 1 + distance
     reason = f"the tile has not ended after {LOOP_LIMIT} times its {len(body)} instructions"
     raise _refusal(code, tile, first + last, reason, generation)
@@ -176,7 +176,7 @@ def _execute(warp: Warp, at: Instruction) -> int | None:
 
 
 #: Instructions that only take time, or lead elsewhere.
-_WITHOUT_RESULT = frozenset((Opcode.NOP, Opcode.ERRBAR, Opcode.CGAERRBAR, Opcode.BRA))
+_WITHOUT_RESULT = frozenset((Opcode.NOP, Opcode.BRA))
 
 #: What the others do.
 OPERATIONS: Mapping[int, Callable[[Warp, Instruction], None]] = MappingProxyType({**ARITHMETIC, **MEMORY})
@@ -187,6 +187,4 @@ _WHERE: Mapping[int, Callable[[Warp, Instruction, NDArray[np.bool_]], None]] = M
 )
 
 #: Instructions that all threads of a block execute, or none.
-_TOGETHER = frozenset(
-    (Opcode.LDS, Opcode.ST, Opcode.MEMBAR, Opcode.CLUSTER_ARRIVE, Opcode.CLUSTER_WAIT, Opcode.BRA, Opcode.EXIT)
-)
+_TOGETHER = frozenset((Opcode.LDS, Opcode.STAS, Opcode.AWAIT, Opcode.CLUSTER_WAIT, Opcode.BRA, Opcode.EXIT))

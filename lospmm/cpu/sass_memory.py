@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import NoReturn
+from typing import NoReturn, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -95,12 +95,12 @@ def _keep(warp: Warp, at: Instruction) -> None:
 
 def _not_a_slot(warp: Warp, at: Instruction) -> NoReturn:
     _check_shared(warp, at)
-    raise SassFault("a slot is written by ST and read by LDS")
+    raise SassFault("a slot is written by STAS and read by LDS")
 
 
 def _send(warp: Warp, at: Instruction) -> None:
     _check_shared(warp, at)
-    warp.block.send(warp.address(at.ra, at.offset), warp.floats[at.rb].copy())
+    warp.block.send(_kept_address(warp, at), warp.words[at.ra + 1], warp.floats[at.rb].copy())
 
 
 def _collect(warp: Warp, at: Instruction) -> None:
@@ -113,18 +113,28 @@ def _collect(warp: Warp, at: Instruction) -> None:
     warp.floats[target_of(at.rd)] = warp.block.collect(address)
 
 
-def _fence(warp: Warp, _at: Instruction) -> None:
-    warp.block.fence()
-
-
-def _arrive(warp: Warp, at: Instruction) -> None:
+def _barrier(warp: Warp, at: Instruction) -> NDArray[np.uint32]:
     _check_shared(warp, at)
-    warp.block.arrive()
+    return cast(NDArray[np.uint32], warp.words[at.ra] + np.uint32(at.offset % 2**32))
 
 
-def _wait(warp: Warp, at: Instruction) -> None:
+def _expect(warp: Warp, at: Instruction) -> None:
+    block = warp.block
+    row_bytes = block.row_bytes[np.searchsorted(block.columns, warp.columns)]
+    block.expect(_barrier(warp, at), warp.words[at.rb], row_bytes)
+
+
+def _await(warp: Warp, at: Instruction) -> None:
+    """Wait, which a part does until it is no longer held (``Block.is_held``): then the answer is yes."""
+    if at.rb != RZ:
+        raise SassFault("waits for another phase than the first")
+    warp.block.wait(_barrier(warp, at))
+    warp.predicates[at.carry] = True
+
+
+def _meet(warp: Warp, at: Instruction) -> None:
     _check_shared(warp, at)
-    warp.block.wait()
+    warp.block.has_met = True
 
 
 MEMORY: Mapping[int, Callable[[Warp, Instruction], None]] = MappingProxyType(
@@ -135,9 +145,9 @@ MEMORY: Mapping[int, Callable[[Warp, Instruction], None]] = MappingProxyType(
         Opcode.STS: _keep,
         Opcode.LEPC: _own_address,
         Opcode.TOUCH: _touch,
-        Opcode.ST: _send,
-        Opcode.MEMBAR: _fence,
-        Opcode.CLUSTER_ARRIVE: _arrive,
-        Opcode.CLUSTER_WAIT: _wait,
+        Opcode.STAS: _send,
+        Opcode.EXPECT: _expect,
+        Opcode.AWAIT: _await,
+        Opcode.CLUSTER_WAIT: _meet,
     }
 )

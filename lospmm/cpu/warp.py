@@ -130,13 +130,14 @@ def warps_at_entry(
     for block in cluster_of(parts, geometry, columns):
         words = np.full((NOWHERE + 1, len(columns)), _UNKNOWN, dtype=np.uint32)
         words[RZ] = 0
-        pairs = [(entry.b, operand_b.own), (entry.c, operand_c.own), (entry.peers, block.peers)]
+        pairs: list[tuple[int | None, NDArray[np.uint64]]] = [(entry.b, operand_b.own), (entry.c, operand_c.own)]
         pairs += [] if third is None else [(entry.residual, third.own)]
         for register, address in pairs:
             if register is not None:
                 words[register], words[register + 1] = address & WORD_MASK, address >> WORD_BITS
-        if entry.mailbox is not None:
-            words[entry.mailbox] = block.mailbox
+        if entry.peers is not None and entry.slot_bytes is not None:
+            words[entry.peers], words[entry.peers + 1] = block.peers
+            words[entry.slot_bytes] = block.told
         if entry.padded is not None and geometry.convolution is not None:
             words[entry.padded] = outside(geometry.convolution, columns)
         kept = KeptAccumulators(lanes, geometry)

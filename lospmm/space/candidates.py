@@ -14,6 +14,9 @@ from numpy.typing import NDArray
 from lospmm.matrix.csr import SparseMatrix
 from lospmm.problem.problem import ceil_div
 
+#: Bytes before the slots of a mailbox of blocks that share a tile: a barrier, and what keeps slots aligned.
+BARRIER_BYTES = 16
+
 #: One value per candidate, (candidates,).
 Ints = NDArray[np.integer[Any]]
 Floats = NDArray[np.float64]

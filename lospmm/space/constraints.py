@@ -19,7 +19,15 @@ from numpy.typing import NDArray
 
 from lospmm.problem.dtype import FLOAT_BYTES
 from lospmm.problem.problem import Problem
-from lospmm.space.candidates import COLUMN_GROUPS, Ints, Tiling, UnrolledPlans, block_rows, ceil_divs
+from lospmm.space.candidates import (
+    BARRIER_BYTES,
+    COLUMN_GROUPS,
+    Ints,
+    Tiling,
+    UnrolledPlans,
+    block_rows,
+    ceil_divs,
+)
 from lospmm.space.occupancy import registers_of_block
 from lospmm.space.registers import forecast_of_each
 
@@ -171,8 +179,13 @@ def _parts(problem: Problem, candidates: UnrolledPlans) -> Ints:
 def mailbox_bytes_of_each(candidates: UnrolledPlans) -> Ints:
     """Return a block's shared memory in bytes, (candidates,): mailboxes if blocks share a tile, else 0.
 
-    A mailbox holds the sums that another block sends, of the rows that this block owns.
+    A mailbox holds a barrier, and what other blocks send.
     """
+    return mail_bytes_of_each(candidates) + BARRIER_BYTES * (candidates.split_k > 1)
+
+
+def mail_bytes_of_each(candidates: UnrolledPlans) -> Ints:
+    """Return the bytes of the sums that other blocks send a block, of the rows that it owns, (candidates,)."""
     split = candidates.split_k
     return (split - 1) * ceil_divs(candidates.rows, split) * candidates.cols * FLOAT_BYTES
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from lospmm.problem.problem import Problem
 from lospmm.space.candidates import Ints, UnrolledPlan, UnrolledPlans, ceil_divs
-from lospmm.space.constraints import mailbox_bytes_of_each
+from lospmm.space.constraints import mail_bytes_of_each, mailbox_bytes_of_each
 from lospmm.space.occupancy import resident_blocks_of_each
 from lospmm.space.registers import forecast_of_each
 
@@ -42,7 +42,7 @@ class Rates:
     launch_micros: float = 2.9
     sharpness: float = 3.1  # exponent of the soft maximum: lower lets lesser costs add more
     l2_share: float = 0.6  # of the L2 cache: B may fill it and still be there for the next tile
-    exchange_cycles: float = 3400.0  # of two cluster barriers, for a block that shares its tile
+    exchange_cycles: float = 3400.0  # for a block that shares its tile; fitted when its cluster met twice
     mail_bytes_per_cycle: float = 14.0  # from a block to the others of its cluster
 
 
@@ -130,7 +130,7 @@ def costs_of(problem: Problem, work: Work, rates: Rates = RATES) -> Costs:
     fetch_rate = rates.fetch_bytes_per_cycle * sharing[work.resident] * grouped
     fetch = blocks * work.instructions * INSTRUCTION_BYTES / fetch_rate
     in_flight = candidates.by_schedule(lambda schedule: schedule.prefetch)
-    mail = mailbox_bytes_of_each(candidates) / rates.mail_bytes_per_cycle
+    mail = mail_bytes_of_each(candidates) / rates.mail_bytes_per_cycle
     exchange = np.where(candidates.split_k > 1, rates.exchange_cycles + mail, 0.0)
     waves = ceil_divs(blocks, work.resident)
     latency = waves * ((1 + work.loads / in_flight) * rates.load_latency_cycles + exchange)

@@ -21,11 +21,19 @@ from lospmm.space.walks import registers_of_passes
 #: register, an unpacked one takes one for each word (``codegen.sass.double``).
 TAKEN_APART = 7
 
-#: Registers for mailbox addresses, if blocks share a tile: two for other blocks' mailboxes, one for the block's own.
+#: Registers for mailboxes, if blocks share a tile: two for their addresses, one for the bytes of a slot.
 CLUSTER_REGISTERS = 3
 
 #: Buffers for elements of B that long rows never take.
 LEAST_BUFFERS = 8
+
+
+def least_buffers(split_k: int) -> int:
+    """Return the fewest registers for buffers: in the end they hold the addresses of blocks that share the tile.
+
+    Those that a prefetch of 8 or more lacks are of the reserved ones.
+    """
+    return 2 * split_k - 1 if split_k > 1 else 0
 
 
 def forecast_registers(rows: int, schedule: Schedule, device: DeviceSpec, seconds: int = 0) -> int:

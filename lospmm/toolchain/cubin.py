@@ -10,7 +10,6 @@ import math
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +18,7 @@ from lospmm.codegen.sass.fields import decode, encode
 from lospmm.codegen.sass.form import NO_BARRIER, RZ, Opcode
 from lospmm.codegen.sass.generations import generation_of
 from lospmm.codegen.sass.machine import HARDWARE_REGISTERS, EntryRegisters, MachineCode
-from lospmm.codegen.sass.prologue import FETCHED_BYTES, KEPT_SHOWN_BYTES, PADDED_BYTES, RESIDUAL_BYTES, TARGETS
+from lospmm.codegen.sass.prologue import SHOWN_BYTES, TARGETS
 from lospmm.errors import ToolchainFault
 from lospmm.problem.dtype import FLOAT_BYTES
 from lospmm.toolchain import elf
@@ -34,12 +33,10 @@ _EIATTR_EXIT_OFFSETS = 0x1C
 _EIATTR_INDIRECT_BRANCHES = 0x34
 _EIATTR_CTA_PER_CLUSTER = 0x3D
 
-#: Instructions of each of the prologue's targets, in any order, EXIT last; and further ones if blocks share a tile, if
-#: there is a residual, and for each register that is stored by itself (``padded``, ``kept``, ``fetched``).
+#: Instructions of each of the prologue's targets, in any order, EXIT last; as many more if there is a residual, and a
+#: store for each other register or pair that it shows.
 _TARGET = (Opcode.LDG, Opcode.STG)
-_TARGET_PARTS = ((Opcode.ST, Opcode.LDS), (Opcode.LDG, Opcode.STG), (Opcode.STG,))
-_SHOWN_ALONE = 2  # at most
-_SHOWN = {PADDED_BYTES: "padded", KEPT_SHOWN_BYTES: "kept", FETCHED_BYTES: "fetched"}
+_SHOWN_ALONE = 4  # at most
 
 _EXIT_BITS = 0x94D
 
@@ -140,7 +137,7 @@ def _entry(text: bytes, info: bytes, arch: str) -> EntryRegisters:
     length = int(exits[0]) + 1 if len(exits) else 0
     form = decode(words[: TARGETS * length], generation_of(arch)).reshape(TARGETS, -1)
     found = [sorted(target["op"].tolist()) for target in form]
-    if found[0] not in _known_targets(is_shared=_split_k(info) > 1) or found.count(found[0]) != TARGETS:
+    if found[0] not in _KNOWN_TARGETS or found.count(found[0]) != TARGETS:
         names = ", ".join(op.name for op in (*_TARGET, Opcode.EXIT))
         raise ToolchainFault(f"the prologue's targets are not {names}, as this emitter needs")
     entries = {_entry_of_target(target, number) for number, target in enumerate(form)}
@@ -158,14 +155,12 @@ def _entry(text: bytes, info: bytes, arch: str) -> EntryRegisters:
 _BARRIERS = ("write_barrier", "read_barrier")
 
 
-def _known_targets(*, is_shared: bool) -> list[list[int]]:
-    """Return the possible instructions of a target, sorted."""
-    cluster = _TARGET_PARTS[0] if is_shared else ()
-    return [
-        sorted(int(op) for op in (*_TARGET, *cluster, *residual, *(_TARGET_PARTS[2] * alone), Opcode.EXIT))
-        for residual in ((), _TARGET_PARTS[1])
-        for alone in range(_SHOWN_ALONE + 1)
-    ]
+#: The possible instructions of a target, sorted.
+_KNOWN_TARGETS = [
+    sorted(int(op) for op in (*_TARGET, *residual, *[Opcode.STG] * alone, Opcode.EXIT))
+    for residual in ((), _TARGET)
+    for alone in range(_SHOWN_ALONE + 1)
+]
 
 
 def _entry_of_target(target: NDArray[np.void], number: int) -> EntryRegisters:
@@ -173,20 +168,19 @@ def _entry_of_target(target: NDArray[np.void], number: int) -> EntryRegisters:
     by_op: dict[int, list[np.void]] = {}
     for instruction in target:
         by_op.setdefault(int(instruction["op"]), []).append(instruction)
-    stores = {int(store["offset"]) - 4 * number: store for store in by_op[Opcode.STG]}
-    if len({int(store["ra"]) for store in stores.values()}) != 1 or not stores.keys() <= {0, RESIDUAL_BYTES, *_SHOWN}:
+    stores = {int(store["offset"]) - int(store["bytes"]) * number: store for store in by_op[Opcode.STG]}
+    if len({int(store["ra"]) for store in stores.values()}) != 1 or not stores.keys() <= {0, *SHOWN_BYTES.values()}:
         raise ToolchainFault("the prologue's targets store elsewhere than this emitter tells them")
-    third = stores.get(RESIDUAL_BYTES)
+    third = stores.get(SHOWN_BYTES["residual"])
     loads = {int(load["rd"]): load for load in by_op[Opcode.LDG]}
     if len(loads) != len(by_op[Opcode.LDG]) or (third is not None and int(third["rb"]) not in loads):
         raise ToolchainFault("the prologue's targets load what they do not store")
     residual = None if third is None else int(loads.pop(int(third["rb"]))["ra"])
     (load,) = loads.values()
-    entry = EntryRegisters(int(load["ra"]), int(by_op[Opcode.STG][0]["ra"]), int(load["ur"]), residual=residual)
-    entry = replace(entry, **{name: int(stores[at]["rb"]) for at, name in _SHOWN.items() if at in stores})
-    if Opcode.ST not in by_op:
-        return entry
-    return replace(entry, peers=int(by_op[Opcode.ST][0]["ra"]), mailbox=int(by_op[Opcode.LDS][0]["ra"]))
+    shown = {name: int(stores[at]["rb"]) for name, at in SHOWN_BYTES.items() if at in stores}
+    return EntryRegisters(
+        int(load["ra"]), int(by_op[Opcode.STG][0]["ra"]), int(load["ur"]), **{**shown, "residual": residual}
+    )
 
 
 def _renamed(code: MachineCode, entry: EntryRegisters) -> tuple[NDArray[np.void], int]:
@@ -205,7 +199,7 @@ def _renamed(code: MachineCode, entry: EntryRegisters) -> tuple[NDArray[np.void]
         for half in range(width if ours is not None else 0):
             names[ours + half] = theirs + half
     form = code.form.copy()
-    in_memory = np.isin(form["op"], (Opcode.LDG, Opcode.STG, Opcode.ST, Opcode.TOUCH))
+    in_memory = np.isin(form["op"], (Opcode.LDG, Opcode.STG, Opcode.STAS, Opcode.TOUCH))
     pairs, single = np.unique(form["ra"][in_memory]), np.unique([form[operand] for operand in _OPERANDS])
     for first, width in [*_shared_data(form), *((pair, 2) for pair in pairs.tolist())]:
         if (names[first : first + width] == _UNNAMED).all():
@@ -219,7 +213,7 @@ def _renamed(code: MachineCode, entry: EntryRegisters) -> tuple[NDArray[np.void]
     return form, max(code.registers, highest + 1 + HARDWARE_REGISTERS)
 
 
-_ENTRY_REGISTERS = {"b": 2, "c": 2, "peers": 2, "residual": 2, "mailbox": 1, "padded": 1, "kept": 1, "fetched": 1}
+_ENTRY_REGISTERS = {"b": 2, "c": 2, "peers": 2, "residual": 2, "slot_bytes": 1, "padded": 1, "kept": 1, "fetched": 1}
 _OPERANDS = ("rd", "ra", "rb", "rc")
 _UNNAMED = RZ + 1
 

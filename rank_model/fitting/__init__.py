@@ -6,7 +6,7 @@
 | lospmm_rank/weights/untimed | untimed.jsonl, untimed.npz | fit_untimed |
 | ``lospmm.space.estimate.RATES`` | estimate_on_gpu.jsonl | fit_estimate |
 | rates of tensor cores in lospmm/families | tensor_core.jsonl, two_of_four.jsonl, families.jsonl | fit_tensor_core |
-| clusters in lospmm/problem/device.py and lospmm/cpu/hazards.py | a run on a GPU | clusters |
+| clusters in lospmm/problem/device.py | a run on a GPU | clusters |
 
 untimed, dense_times, large, estimate_on_gpu and tensor_core time what is learned from, on a GPU; families_forecasts
 takes new forecasts into families.jsonl, which lies in benchmarks/results. narrow.jsonl has times of 16-bit kernels of

@@ -1,11 +1,9 @@
-"""Two facts of a GPU with clusters of blocks: how many run at a time, and when a wait takes effect.
+"""How many clusters of blocks a GPU runs at a time.
 
     python -m fitting.clusters [--out DIR]
 
-needs an H200 or H100. The first: clusters whose blocks each fill an SM run for a while; those that started before the
-first one ended ran at the same time. The second: one of two blocks arrives at the cluster's barrier and waits some
-cycles later; the other writes a number much later, and then arrives. If the wait took effect, the first block reads the
-number. Writes ``clusters.jsonl`` and prints both.
+needs an H200 or H100. Clusters whose blocks each fill an SM run for a while; those that started before the first one
+ended ran at the same time. Writes ``clusters.jsonl`` and prints it.
 """
 
 import tempfile
@@ -14,17 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from benchmarks.harness import Row, record
 from fitting import DATA
 from lospmm.codegen.emission import Emission
-from lospmm.codegen.ir import KernelProgram, TileProgram
-from lospmm.codegen.sass import scheduler
-from lospmm.codegen.sass.form import Opcode, blank
-from lospmm.codegen.sass.machine import CLUSTER_ENTRY, MachineCode, padding
-from lospmm.codegen.sass.prologue import prologue
-from lospmm.codegen.schedule import zero_program
 from lospmm.gpu.detect import detect_device
 from lospmm.gpu.driver import open_driver
 from lospmm.gpu.protocol import Driver
@@ -37,13 +28,6 @@ THREADS = 1024
 SHARED_BYTES = 120 << 10  # two blocks do not fit an SM
 STAY_NANOSECONDS = 200_000
 CLUSTERS = 200  # more than run at a time
-
-REPEATS = 20
-WAIT_CYCLES = range(1, 12)
-COLUMNS = 32
-LATE_ROUNDS = 2000  # of some 30 cycles
-
-Form = NDArray[np.void]
 
 
 def stay(size: int) -> str:
@@ -80,76 +64,6 @@ def at_a_time(driver: Driver, size: int, store: Store) -> int:
     return int((times[:, :, 0].min(axis=1) < times[:, :, 1].min()).sum())
 
 
-def _one(op: Opcode, stall: int = 6, **fields: int) -> Form:
-    form = blank(1)
-    form["op"], form["stall"] = op, stall
-    for name, value in fields.items():
-        form[name] = value
-    return form
-
-
-def early(cycles: int) -> Form:
-    """Return code that arrives, waits that many cycles later, and copies row 0 of B to row 1 of C."""
-    entry = CLUSTER_ENTRY
-    memory = {"ur": entry.descriptor, "bytes": 4}
-    load = _one(Opcode.LDG, 2, rd=12, ra=entry.b, write_barrier=0, **memory)
-    store = _one(Opcode.STG, ra=entry.c, rb=12, offset=4 * COLUMNS, wait=1, **memory)
-    arrive = _one(Opcode.CLUSTER_ARRIVE, cycles)
-    wait = _one(Opcode.CLUSTER_WAIT, 11)
-    return np.concatenate((wait, arrive, wait, load, store, scheduler._leave()))
-
-
-def late() -> Form:
-    """Return code that writes a number to row 0 of C after a long time, and then arrives."""
-    entry = CLUSTER_ENTRY
-    memory = {"ur": entry.descriptor, "bytes": 4}
-    again = _one(Opcode.BRA, 5, predicate=1, offset=-4 * 16)
-    count = _one(Opcode.IADD3, 11, rd=13, ra=13, immediate=0xFFFFFFFF, carry=1)
-    nothing = _one(Opcode.NOP, 11)
-    return np.concatenate(
-        (
-            _one(Opcode.CLUSTER_WAIT, 11),
-            _one(Opcode.MOV_IMM, rd=12, immediate=0x3F800000),
-            _one(Opcode.MOV_IMM, rd=13, immediate=LATE_ROUNDS),
-            count,
-            nothing,
-            nothing,
-            again,
-            _one(Opcode.STG, ra=entry.c, rb=12, **memory),
-            _one(Opcode.MEMBAR),
-            scheduler._cluster((Opcode.ERRBAR, Opcode.CGAERRBAR, Opcode.CLUSTER_ARRIVE, Opcode.CLUSTER_WAIT)),
-            scheduler._leave(),
-        )
-    )
-
-
-def waiting_kernel(cycles: int, store: Store) -> bytes:
-    """Return the cubin of a kernel with an ``early`` and a ``late`` block."""
-    nothing: tuple[TileProgram, ...] = (zero_program(np.zeros(0, np.int32)),) * 2
-    program = KernelProgram("wait", 2, 1, COLUMNS, COLUMNS, nothing, (0, 1), 32, split_k=2)
-    forms = [np.concatenate((form, padding(len(form)))) for form in (early(cycles), late())]
-    starts = np.array([0, len(forms[0])])
-    machine = MachineCode(np.concatenate(forms), starts, (0, 1), 24, CLUSTER_ENTRY, split_k=2)
-    emission = Emission("sass", "wait", "", (prologue(program, "sm_90"),), machine)
-    return compile_kernel(emission, arch="sm_90", registers=32, store=store, workers=1).cubin
-
-
-def waited(driver: Driver, cycles: int, store: Store) -> int:
-    """Return in how many of REPEATS runs a wait ``cycles`` after the arrival waited for the other block."""
-    function = driver.load(waiting_kernel(cycles, store), "wait")
-    memory = driver.allocate(8 * COLUMNS)
-    found = np.zeros((2, COLUMNS), np.float32)
-    runs = 0
-    for _ in range(REPEATS):
-        driver.fill(memory, 0, 2 * COLUMNS)
-        driver.launch(function, Launch((1, 2, 1), COLUMNS), [np.uint64(memory), np.uint64(memory)])
-        driver.download(found, memory)
-        assert (found[0] == 1).all(), "the late block has not written"
-        runs += int((found[1] == 1).all())
-    driver.free(memory)
-    return runs
-
-
 def records() -> Iterator[dict[str, Any]]:
     """Yield the results as lines of the file."""
     driver, device = open_driver(), detect_device()
@@ -157,8 +71,6 @@ def records() -> Iterator[dict[str, Any]]:
         store = Store(Path(directory))
         for size in SPLITS:
             yield {"device": device.name, "cluster": size, "at_a_time": at_a_time(driver, size, store)}
-        for cycles in WAIT_CYCLES:
-            yield {"device": device.name, "cycles": cycles, "waited": waited(driver, cycles, store), "runs": REPEATS}
     driver.close()
 
 

@@ -20,8 +20,9 @@ ARITHMETIC = (
     Opcode.SHF_L, Opcode.F2FP_F16, Opcode.F2FP_BF16, Opcode.PRMT,
 )  # fmt: skip
 LOADS = (Opcode.LDG, Opcode.LDS)
-STORES = (Opcode.STG, Opcode.ST, Opcode.STS)
-GLOBAL = (Opcode.LDG, Opcode.STG, Opcode.ST, Opcode.TOUCH)  # with a pair of registers for an address, and a descriptor
+STORES = (Opcode.STG, Opcode.STS, Opcode.STAS)
+GLOBAL = (Opcode.LDG, Opcode.STG, Opcode.TOUCH)  # with a descriptor
+PAIRED = (*GLOBAL, Opcode.STAS)  # with a pair of registers for an address
 
 #: A stall after which any result of arithmetic is there and any scoreboard is up.
 SAFE_STALL = 6
@@ -75,7 +76,7 @@ def step_of(form: NDArray[np.void]) -> Step:
         Opcode.FFMA_IMM: (_span(ra) + _span(rc), _span(rd)),
         Opcode.LDG: (_span(ra, 2), _span(rd)),
         Opcode.STG: (_span(ra, 2) + _span(rb), ()),
-        Opcode.ST: (_span(ra, 2) + _span(rb), ()),
+        Opcode.STAS: (_span(ra, 2) + _span(rb), ()),
         Opcode.LDS: (_span(ra), _span(rd)),
         Opcode.IADD3: (_span(ra), _span(rd)),
         Opcode.MOV_IMM: ((), _span(rd)),
@@ -107,8 +108,8 @@ def steps(draw: st.DrawFn, ops: Sequence[Opcode]) -> Step:
     if op in (*LOADS, *STORES):
         words = draw(st.sampled_from([1, 2]))
         data = draw(_single if words == 1 else _even)
-        address = draw(_even if op in GLOBAL else _single)
-        read = _span(address, 2 if op in GLOBAL else 1)
+        address = draw(_even if op in PAIRED else _single)
+        read = _span(address, 2 if op in PAIRED else 1)
         if op in LOADS:
             return Step(row(op, rd=data, ra=address, bytes=4 * words), read, _span(data, words))
         return Step(row(op, rb=data, ra=address, bytes=4 * words), read + _span(data, words), ())

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lospmm.codegen.sass.form import Opcode, blank
-from lospmm.cpu.hazards import ARRIVE_CYCLES, LATENCY, LOADS, MEMORY, Hazard, Hazards, instructions
+from lospmm.codegen.sass.form import Opcode
+from lospmm.cpu.hazards import LATENCY, LOADS, MEMORY, Hazard, Hazards, instructions
 from tests.cpu.drawn_machine_code import FILLED, Step, programs, row
 from tests.cpu.timed_warp import assert_in_time
 
@@ -55,9 +55,8 @@ def test_what_is_let_through_is_safe(program: list[Step], data: st.DataObject, s
 
 
 def test_every_instruction_is_arithmetic_or_memory_or_neither() -> None:
-    control = {Opcode.EXIT, Opcode.NOP, Opcode.BRA}
-    cluster = {Opcode.MEMBAR, Opcode.ERRBAR, Opcode.CGAERRBAR, Opcode.CLUSTER_ARRIVE, Opcode.CLUSTER_WAIT}
-    assert {*LATENCY, *MEMORY, *control, *cluster} == {*Opcode}
+    control = {Opcode.EXIT, Opcode.NOP, Opcode.BRA, Opcode.CLUSTER_WAIT}
+    assert {*LATENCY, *MEMORY, *control} == {*Opcode}
     assert not {*LATENCY} & MEMORY
 
 
@@ -80,7 +79,7 @@ def test_a_scoreboard_counts_to_63(outstanding: int) -> None:
 @pytest.mark.parametrize("overwritten", [8, 9, 10])
 def test_what_a_store_to_another_block_reads_is_not_overwritten_early(overwritten: int) -> None:
     """Its address, by the step to the next block, and what it stores."""
-    send = row(Opcode.ST, ra=8, rb=10, read_barrier=5, stall=2)
+    send = row(Opcode.STAS, ra=8, rb=10, read_barrier=5, stall=2)
     for wait, is_safe in ((1 << 5, True), (1 << 4, False), (0, False)):
         step = row(Opcode.IADD3, rd=overwritten, ra=overwritten, immediate=1 << 24, wait=wait, stall=6)
         hazards = Hazards(REGISTERS, FILLED)
@@ -90,17 +89,3 @@ def test_what_a_store_to_another_block_reads_is_not_overwritten_early(overwritte
             continue
         with pytest.raises(Hazard, match=f"overwrites R{overwritten}, which a load or store may not have read yet"):
             hazards.issue(instructions(step)[0])
-
-
-@pytest.mark.parametrize("cycles", [1, ARRIVE_CYCLES - 1, ARRIVE_CYCLES])
-def test_a_wait_right_behind_an_arrival_does_not_wait(cycles: int) -> None:
-    hazards = Hazards(REGISTERS, FILLED)
-    form = blank(2)
-    form["op"], form["stall"] = (Opcode.CLUSTER_ARRIVE, Opcode.CLUSTER_WAIT), cycles
-    arrive, wait = instructions(form)
-    hazards.issue(arrive)
-    if cycles == ARRIVE_CYCLES:
-        hazards.issue(wait)
-        return
-    with pytest.raises(Hazard, match=f"cycles? after it arrived, {ARRIVE_CYCLES} are needed"):
-        hazards.issue(wait)

@@ -228,7 +228,7 @@ def entries(draw: st.DrawFn, entry: EntryRegisters) -> EntryRegisters:
     pairs = draw(st.permutations(range(0, 24, 2)))
     singles = draw(st.permutations([register for pair in pairs[4:] for register in (pair, pair + 1)]))
     places = {"b": pairs[0], "c": pairs[1], "peers": pairs[2], "residual": pairs[3]}
-    places |= {"mailbox": singles[0], "padded": singles[1]}
+    places |= {"slot_bytes": singles[0], "padded": singles[1]}
     held = {name: place for name, place in places.items() if getattr(entry, name) is not None}
     return replace(entry, **held, descriptor=draw(st.sampled_from([4, 6, 8])))
 

@@ -94,7 +94,11 @@ def run(problem: Problem, program: KernelProgram, code: MachineCode) -> NDArray[
 
 
 @pytest.mark.parametrize(
-    "op", [Opcode.ST, Opcode.MEMBAR, Opcode.CLUSTER_ARRIVE, Opcode.CLUSTER_WAIT, Opcode.LDS, Opcode.IADD3]
+    "op",
+    [
+        *(Opcode.CLUSTER_WAIT, Opcode.LOP3_TEST, Opcode.IADD3, Opcode.EXPECT),
+        *(Opcode.STAS, Opcode.AWAIT, Opcode.LDS),
+    ],
 )
 def test_no_step_of_the_exchange_can_be_left_out(op: Opcode) -> None:
     problem, program, code = small_kernel()
@@ -114,9 +118,9 @@ def mutations(form: NDArray[np.void]) -> Iterator[tuple[str, int, int]]:
     """(field, instruction, other value) for waits left out, stalls cut and scoreboards not set."""
     for number, one in enumerate(form):
         yield from (("wait", number, one["wait"] ^ (1 << bit)) for bit in range(6) if one["wait"] >> bit & 1)
-        if one["stall"] > 1 and one["op"] in (Opcode.FFMA_IMM, Opcode.ST, Opcode.LDS, Opcode.IADD3):
+        if one["stall"] > 1 and one["op"] in (Opcode.FFMA_IMM, Opcode.STAS, Opcode.LDS, Opcode.IADD3):
             yield "stall", number, 1
-        if one["op"] == Opcode.ST:
+        if one["op"] == Opcode.STAS:
             yield "read_barrier", number, NO_BARRIER
 
 
@@ -138,7 +142,5 @@ def test_each_damaged_control_field_is_refused_or_makes_no_difference() -> None:
             steps = [step_of(damaged.form[at : at + 1]) for at in range(starts[tile], starts[tile + 1])]
             assert_in_time(steps, sorted(code.entry.taken), seed=number)
     assert refused["wait"] > 10 and refused["stall"] > 10
-    # A store that is not waited for matters where the address moves on behind it.
-    sends = np.flatnonzero(code.form["op"] == Opcode.ST)
-    moved = code.form["op"][sends + 1] == Opcode.IADD3
-    assert refused["read_barrier"] >= np.count_nonzero(moved) > 3
+    # A store that is not waited for matters where its address is a buffer that is loaded again.
+    assert refused["read_barrier"] > 3

@@ -12,7 +12,7 @@ from lospmm.codegen.lower import lower
 from lospmm.matrix.csr import from_dense
 from lospmm.problem.device import DEVICES, DeviceSpec
 from lospmm.problem.problem import SPLITS, Problem
-from lospmm.space.candidates import COLUMN_GROUPS, Pool, Schedule, TileSize, UnrolledPlan, UnrolledPlans
+from lospmm.space.candidates import BARRIER_BYTES, COLUMN_GROUPS, Pool, Schedule, TileSize, UnrolledPlan, UnrolledPlans
 from lospmm.space.constraints import Subject, block_counts, grid_height, mailbox_bytes
 from lospmm.space.occupancy import resident_blocks, resident_blocks_of_each
 from lospmm.space.registers import forecast_of_each, forecast_registers
@@ -99,8 +99,9 @@ def test_a_full_tile_needs_the_whole_mailbox() -> None:
         candidate = UnrolledPlan(TileSize(30, 64), Schedule(8, split_k=split), tiling)
         bound = mailbox_bytes(Subject(problem, UnrolledPlans.of([candidate])))
         rows = -(-30 // split)
-        assert bound.value.tolist() == [launch(lower(problem, candidate)).shared_bytes] == [(split - 1) * rows * 64 * 4]
-    small = replace(problem, device=replace(H200, shared_bytes_per_block=7 * 4 * 64 * 4))
+        needed = (split - 1) * rows * 64 * 4 + BARRIER_BYTES * (split > 1)
+        assert bound.value.tolist() == [launch(lower(problem, candidate)).shared_bytes] == [needed]
+    small = replace(problem, device=replace(H200, shared_bytes_per_block=7 * 4 * 64 * 4 + BARRIER_BYTES))
     shared = [UnrolledPlan(TileSize(rows, 64), Schedule(8, split_k=8), tiling) for rows in (32, 33)]
     assert mailbox_bytes(Subject(small, UnrolledPlans.of(shared))).holds.tolist() == [True, False]
 

@@ -75,11 +75,37 @@ NARROW_KERNEL = """
 }}
 """
 
+#: A sum for another block of the cluster, and the barrier that is told of it.
+CLUSTER_KERNEL = """
+.version 8.1
+.target {arch}
+.address_size 64
+.visible .entry kernel(.param .u64 b, .param .u64 c)
+{{
+    .reg .b32 %r<8>; .reg .b64 %a<4>; .reg .f32 %f<4>; .reg .pred %p;
+    ld.param.u64 %a1, [b]; ld.param.u64 %a2, [c];
+    mov.u32 %r1, %tid.x; ld.global.f32 %f0, [%a1]; ld.global.u32 %r3, [%a2];
+    mapa.shared::cluster.u32 %r4, %r1, 1; mapa.shared::cluster.u32 %r5, %r3, 1;
+    barrier.cluster.arrive.relaxed.aligned; barrier.cluster.wait.aligned;
+    mbarrier.arrive.expect_tx.shared.b64 _, [%r1+8], %r3;
+    st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [%r4], %f0, [%r5];
+AGAIN:
+    mbarrier.try_wait.parity.shared.b64 %p, [%r1+8], 0; @!%p bra AGAIN;
+    ret;
+}}
+"""
+
 #: What ptxas wrote for it in every generation. Shared addresses scaled by a register's form, and the like, we lack.
 WRITTEN_BY_PTXAS = {
     Opcode.FFMA_IMM, Opcode.LDG, Opcode.STG, Opcode.LDS, Opcode.STS, Opcode.IADD3, Opcode.IADD3_X, Opcode.EXIT,
     Opcode.BRA,
 }  # fmt: skip
+
+
+#: The instructions of the kernels for sm_90, and the bytes of each.
+CONVERTING = (Opcode.HADD2_F32, Opcode.SHF_L, Opcode.F2FP_F16, Opcode.F2FP_BF16, Opcode.FFMA_IMM)
+NARROW_FOUND = {Opcode.LDG: 2, Opcode.STG: 2, **dict.fromkeys(CONVERTING, 0)}
+CLUSTER_FOUND = {Opcode.STAS: 4, Opcode.EXPECT: 0, Opcode.AWAIT: 0, Opcode.CLUSTER_WAIT: 0}
 
 
 def disassemble(words: NDArray[np.uint64], generation: Generation, directory: Path) -> list[str]:
@@ -143,22 +169,30 @@ def test_what_ptxas_writes_is_read_and_written_again(generation: Generation, tmp
     assert len(np.unique(form[ours])) > 20 and FORM.itemsize == 24
 
 
-def test_conversions_of_ptxas_are_read_and_written_again(tmp_path: Path) -> None:
-    """Its loads and stores of 16 bits, and what stands between them, are those that elements of 16 bits take here."""
+@pytest.mark.parametrize(
+    ("kernel", "shown", "found"),
+    [
+        (NARROW_KERNEL, "LDG|STG|HADD2|SHF|F2FP|FFMA", NARROW_FOUND),
+        (CLUSTER_KERNEL, r"STAS|SYNCS|UCGABAR_WAIT", CLUSTER_FOUND),
+    ],
+)
+def test_what_ptxas_writes_for_sm_90_is_read_and_written_again(
+    kernel: str, shown: str, found: dict[Opcode, int], tmp_path: Path
+) -> None:
+    """Its loads and stores of 16 bits, and what stands between them; what it sends to another block."""
     generation = GENERATIONS["sm_90"]
-    (tmp_path / "kernel.ptx").write_text(NARROW_KERNEL.format(version=version_of("sm_90"), arch="sm_90"))
+    (tmp_path / "kernel.ptx").write_text(kernel.format(version=version_of("sm_90"), arch="sm_90"))
     command = [find_toolkit().ptxas, "-arch=sm_90", "kernel.ptx", "-o", "kernel.cubin"]
     finished = run(command, cwd=tmp_path, limits=PROBE_LIMITS)
     assert finished.failure is None, finished.stderr
     image = (tmp_path / "kernel.cubin").read_bytes()
     code = next(section.content for section in sections(image) if section.name == ".text.kernel")
     words = np.frombuffer(code, "<u8").reshape(-1, 2)
-    printed, found = disassemble(words, generation, tmp_path), {}
+    printed, ours = disassemble(words, generation, tmp_path), {}
     for index, line in enumerate(printed):
-        if re.match(r"(LDG|STG|HADD2|SHF|F2FP|FFMA)", line):
+        if re.match(shown, line):
             form = decode(words[index : index + 1], generation)
             np.testing.assert_array_equal(encode(form, generation), words[index : index + 1])
             assert text(form, generation) == [line]
-            found[int(form["op"][0])] = int(form["bytes"][0])
-    converting = {Opcode.HADD2_F32, Opcode.SHF_L, Opcode.F2FP_F16, Opcode.F2FP_BF16, Opcode.FFMA_IMM}
-    assert found == {Opcode.LDG: 2, Opcode.STG: 2, **dict.fromkeys(converting, 0)}
+            ours[int(form["op"][0])] = int(form["bytes"][0])
+    assert ours == found

@@ -141,7 +141,7 @@ class Generation:
     @property
     def has_clusters(self) -> bool:
         """Whether blocks can write to each other's shared memory."""
-        return Opcode.CLUSTER_ARRIVE in self.by_op
+        return Opcode.CLUSTER_WAIT in self.by_op
 
 
 def encode(form: NDArray[np.void], generation: Generation) -> NDArray[np.uint64]:

@@ -28,25 +28,23 @@ class Opcode(IntEnum):
     IADD3_X = 7  # rd = ra + immediate + rc + the predicate carry
     EXIT = 8
     NOP = 9
-    BRA = 11  # to offset bytes after the end of this instruction
-    ST = 12  # memory[ra:ra+1 + offset] = rb...; generic: here, shared memory of any block of the cluster; ur as for LDG
-    MEMBAR = 13  # what this thread stored so far is seen by all before what it does next
-    ERRBAR = 14  # ptxas puts these two behind every MEMBAR
-    CGAERRBAR = 15
-    CLUSTER_ARRIVE = 16  # tells the cluster that this warp is here
-    CLUSTER_WAIT = 17  # until every warp of the cluster, but those that have left, has arrived
-    FADD_IMM = 18  # rd = ra + immediate, a float32's bits
-    FMNMX_NAN = 19  # rd = the larger of ra and rb, NaN where one is
-    LOP3_TEST = 20  # the predicate carry = whether ra and immediate have a bit in common
-    HFMA2_IMM = 21  # rd = ra * immediate + rc, each a pair of float16, the lower half of a register first
-    HFMA2_BF16_IMM = 22  # pairs of bfloat16
-    HADD2_F32 = 23  # rd = the float32 of a float16: of the lower half of rb, or where immediate is 1 the upper
-    SHF_L = 24  # rd = ra shifted left by immediate bits
-    F2FP_F16 = 25  # rd = a pair of float16, each to the nearest: rb's in the lower half, ra's in the upper
-    F2FP_BF16 = 26  # of bfloat16
-    PRMT = 27  # rd = four bytes, each that of ra, 0 to 3, or zero, 4 to 7, which a digit of immediate names
-    LEPC = 28  # rd:rd+1 = the address of this instruction
-    TOUCH = 29  # loads a word of global[ra:ra+1 + offset] that goes nowhere: its sector into L2; ur as for LDG
+    BRA = 10  # to offset bytes after the end of this instruction
+    STAS = 11  # shared[ra + offset] = rb... in any block of the cluster; tells the barrier at shared[ra+1] of the bytes
+    EXPECT = 12  # arrives at the barrier at shared[ra + offset], which then opens when rb bytes have come
+    AWAIT = 13  # predicate carry = whether the barrier at shared[ra + offset] is past the phase of parity rb; may wait
+    CLUSTER_WAIT = 14  # until every warp of the cluster, but those that have left, has arrived
+    FADD_IMM = 15  # rd = ra + immediate, a float32's bits
+    FMNMX_NAN = 16  # rd = the larger of ra and rb, NaN where one is
+    LOP3_TEST = 17  # the predicate carry = whether ra and immediate have a bit in common
+    HFMA2_IMM = 18  # rd = ra * immediate + rc, each a pair of float16, the lower half of a register first
+    HFMA2_BF16_IMM = 19  # pairs of bfloat16
+    HADD2_F32 = 20  # rd = the float32 of a float16: of the lower half of rb, or where immediate is 1 the upper
+    SHF_L = 21  # rd = ra shifted left by immediate bits
+    F2FP_F16 = 22  # rd = a pair of float16, each to the nearest: rb's in the lower half, ra's in the upper
+    F2FP_BF16 = 23  # of bfloat16
+    PRMT = 24  # rd = four bytes, each that of ra, 0 to 3, or zero, 4 to 7, which a digit of immediate names
+    LEPC = 25  # rd:rd+1 = the address of this instruction
+    TOUCH = 26  # loads a word of global[ra:ra+1 + offset] that goes nowhere: its sector into L2; ur as for LDG
 
 
 RZ = 255

@@ -31,22 +31,25 @@ def _none(name: str, low: int) -> Bits:
 #: The scoreboards of what writes no register.
 _READ = ("read_barrier",)
 
-#: Bits that select the read-only path (LDG), a descriptor (LDG, STG, ST), and the scope of a cache line.
+#: Bits that select the read-only path (LDG), a descriptor (LDG, STG), and the scope of a cache line.
 _LDG_HIGH = 0x0C5E9100
 _TOUCH_HIGH = 0x0C1E9900
 _STG_HIGH = 0x0C501100
-_ST_HIGH = 0x0C101100
 
 #: What blocks of a cluster need to share what they have.
 _CLUSTERS = (
     Row(
-        Opcode.ST, 0x985, _ST_HIGH, (_RA, _RB, _UR_OF_STORE, _OFFSET, _BYTES),
-        "ST.E{size} desc[{ur}][{ra}.64{offset}], {rb}", pairs=("ra", "ur"), data="rb", barriers=_READ,
+        Opcode.STAS, 0xDBD, 0x0C00003F, (_RA, _RB, _OFFSET, _BYTES), "STAS{size} [{ra}.64{offset}], {rb}",
+        pairs=("ra",), data="rb", barriers=_READ,
     ),
-    Row(Opcode.MEMBAR, 0x992, 0xA000, (), "MEMBAR.ALL.GPU", barriers=()),
-    Row(Opcode.ERRBAR, 0x9AB, 0, (), "ERRBAR", barriers=()),
-    Row(Opcode.CGAERRBAR, 0x5AB, 0, (), "CGAERRBAR", barriers=()),
-    Row(Opcode.CLUSTER_ARRIVE, 0x9C7, 0x08000000, (), "UCGABAR_ARV", barriers=(), guarded=False),
+    Row(
+        Opcode.EXPECT, 0x9A7, 0x0800003F, (_none("rd", 16), _RA, _RB, _OFFSET),
+        "SYNCS.ARRIVE.TRANS64 RZ, [{barrier}], {rb}", barriers=_READ,
+    ),
+    Row(
+        Opcode.AWAIT, 0x5A7, 0x0800017F, (_RA, _RB, _OFFSET, Bits("carry", ((81, 3),))),
+        "SYNCS.PHASECHK.TRANS64.TRYWAIT {predicate}, [{barrier}], {rb}",
+    ),
     Row(Opcode.CLUSTER_WAIT, 0xDC7, 0x08000000, (), "UCGABAR_WAIT", barriers=(), guarded=False),
 )  # fmt: skip
 

@@ -36,7 +36,8 @@ def packed(code: MachineCode, dtype: Dtype) -> MachineCode:
     other = np.isin(form["op"], _SINGLE)
     if other.any():
         raise Unsupported(f"{Opcode(form['op'][other][0]).name} of pairs of {dtype.name}: only products have 16 bits")
-    fmas = np.flatnonzero(form["op"] == Opcode.FFMA_IMM)
+    counted = RZ if code.entry.slot_bytes is None else code.entry.slot_bytes  # not a word of C: bytes of a mailbox
+    fmas = np.flatnonzero((form["op"] == Opcode.FFMA_IMM) & (form["ra"] != counted))
     weights = np.ascontiguousarray(form["immediate"][fmas]).view(np.float32)
     bits = dtype.to_storage(weights).view(np.uint16).astype(np.uint32)
     form["immediate"][fmas] = bits << np.uint32(16) | bits
@@ -50,7 +51,7 @@ def _wait_longer(tile: NDArray[np.void]) -> None:
     """Add stalls before reads of sums that come sooner than ``LATENCY`` after the multiply-add."""
     issued = np.cumsum(np.maximum(tile["stall"], 1), dtype=np.int64) - np.maximum(tile["stall"], 1)
     makes = np.isin(tile["op"], list(PRODUCTS.values()))
-    stores = np.isin(tile["op"], (Opcode.STG, Opcode.ST))
+    stores = np.isin(tile["op"], (Opcode.STG, Opcode.STAS))
     uses = np.flatnonzero(makes | stores)
     register = np.where(makes[uses], tile["rc"][uses], tile["rb"][uses])
     written = np.where(makes[uses], tile["rd"][uses], RZ)

@@ -147,6 +147,11 @@ def _shared_address(ra: int, offset: int) -> str:
     return f"{offset & 0xFFFFFF:#x}" if ra == RZ and offset else f"{_REGISTERS[ra]}{_distance(offset)}"
 
 
+def _barrier(form: NDArray[np.void], _: NDArray[np.int64]) -> list[object]:
+    registers = ["" if ra == RZ else f"{_REGISTERS[ra]}+" for ra in form["ra"].tolist()]
+    return [f"{ra}URZ{_distance(offset)}" for ra, offset in zip(registers, form["offset"].tolist(), strict=True)]
+
+
 def _signed(form: NDArray[np.void], _: NDArray[np.int64]) -> list[object]:
     return [_hex(value) for value in form["immediate"].astype(np.int32).tolist()]
 
@@ -170,6 +175,7 @@ _OPERANDS: dict[str, Callable[[NDArray[np.void], NDArray[np.int64]], list[object
     "bfloats": _pair(_from_bfloat),
     "offset": lambda form, _: [_distance(offset) for offset in form["offset"].tolist()],
     "shared": _shared,
+    "barrier": _barrier,
     "target": _target,
     "predicate": lambda form, _: list(_PREDICATES[form["carry"]]),
     "carry": lambda form, _: ["" if carry == PT else f"P{carry}, " for carry in form["carry"].tolist()],

@@ -2,9 +2,8 @@
 
 The prologue (``prologue``) finds a thread's column, leaves if there is none, and jumps to the tile of its block row,
 with three things in registers: the addresses of row 0 of its column in B and in C, and the descriptor of global
-memory. Where several blocks share a tile, two more: where this thread finds its slots of the mailbox in its own
-shared memory, and where those of its column find theirs. All slots of a block lie row after row, one element per
-thread.
+memory. Where several blocks share a tile, two more: where mailboxes are, and the bytes of a slot (``exchange``). All
+slots of a block lie row after row, one element per thread.
 """
 
 from dataclasses import dataclass, replace
@@ -19,8 +18,9 @@ from lospmm.codegen.sass.form import Opcode, blank
 class EntryRegisters:
     """The registers that hold values when a tile begins: pairs for addresses, and a uniform descriptor.
 
-    ``mailbox`` is a register with the address of this thread's slot 0 in shared memory, ``peers`` a pair with the
-    generic address of the same slot in the cluster's block 0; in block i it lies ``PEER_BYTES`` * i further.
+    ``peers`` is a pair with two addresses in the shared memory of the cluster's block 0: of the thread's word of what
+    its mailbox begins with, and of its barrier; in block i they lie ``PEER_BYTES`` * i further. ``slot_bytes`` is a
+    register with the bytes of a slot of the block's threads, in the first of them, and 0 in the others.
     ``residual`` is a pair with the address of row 0 of the residual's column, ``padded`` the register with the bits
     that say which rows and columns of the thread's window lie in a convolution's padding (``convolution.outside``).
     ``kept`` is a register with the address in shared memory of the sums of the thread's other column (``walks``).
@@ -32,7 +32,7 @@ class EntryRegisters:
     c: int
     descriptor: int
     peers: int | None = None
-    mailbox: int | None = None
+    slot_bytes: int | None = None
     residual: int | None = None
     padded: int | None = None
     kept: int | None = None
@@ -47,13 +47,13 @@ class EntryRegisters:
     def taken(self) -> frozenset[int]:
         """Every register that holds its value for a whole tile."""
         pairs = [pair for pair in (self.b, self.c, self.peers, self.residual) if pair is not None]
-        single = [register for register in (self.mailbox, self.padded, self.kept) if register is not None]
+        single = [register for register in (self.slot_bytes, self.padded, self.kept) if register is not None]
         return frozenset([*(pair + half for pair in pairs for half in (0, 1)), *single])
 
 
 #: Registers that ptxas 13.0 chooses in the prologue. If it chooses others, the tiles' registers are renamed.
 ENTRY = EntryRegisters(b=2, c=4, descriptor=6)
-CLUSTER_ENTRY = EntryRegisters(b=2, c=4, descriptor=8, peers=6, mailbox=0)
+CLUSTER_ENTRY = EntryRegisters(b=2, c=4, descriptor=8, peers=6, slot_bytes=0)
 WALKS_ENTRY = EntryRegisters(b=2, c=4, descriptor=8, kept=9)
 
 
@@ -74,7 +74,7 @@ LINE_INSTRUCTIONS = 8
 #: Bytes of code that a load of one word brings into the L2 cache: it reads memory by pairs of sectors.
 TOUCHED_BYTES = 64
 
-#: Distance of the shared memories of two blocks of a cluster, as generic addresses (ptxas's code for ``mapa``).
+#: Distance of the shared memories of two blocks of a cluster, as addresses of the cluster (ptxas's code for ``mapa``).
 PEER_BYTES = 1 << 24
 
 

@@ -6,7 +6,7 @@ targets stand in for the tiles: they load and store through the registers that t
 cluster that this block has started.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
 from lospmm.codegen.ir import KernelProgram
 from lospmm.codegen.ptx import entry_head, version_of
@@ -30,16 +30,19 @@ def prologue(program: KernelProgram, arch: str, *, sharers: int = 0) -> str:
     header = f".version {version}\n.target {arch}\n.address_size 64\n"
     names = ", ".join(f"TARGET_{index}" for index in range(TARGETS))
     asked = {
-        "%residual": epilogue.residual,
-        "%padded": program.is_guarded,
-        "%kept": program.walks > 1,
-        "%fetched": sharers > 0,
+        "residual": epilogue.residual,
+        "padded": program.is_guarded,
+        "kept": program.walks > 1,
+        "fetched": sharers > 0,
+        "peers": is_shared,
+        "slot_bytes": is_shared,
     }
     shown = [name for name, is_asked in asked.items() if is_asked]
-    targets = [line for index in range(TARGETS) for line in _target(index, shown, is_shared=is_shared)]
+    targets = [line for index in range(TARGETS) for line in _target(index, shown)]
     registers = ".reg .f32 %value, %third;" if epilogue.residual else ".reg .f32 %value;"
     jump = (registers, f"targets: .branchtargets {names};", "brx.idx %tile, targets;")
-    declared, meet = _SHARED_MEMORY[is_shared, program.walks > 1]
+    declared = _MAILBOX if is_shared or program.walks > 1 else ()
+    meet = _meeting(program) if is_shared else _KEPT if program.walks > 1 else ()
     begin = _begin(program, sharers) if sharers else ()
     return "\n".join((header, *declared, *entry_head(program), *begin, *meet, *jump, *targets, "}\n"))
 
@@ -57,16 +60,29 @@ def _begin(program: KernelProgram, sharers: int) -> Sequence[str]:
 
 _MAILBOX = (".extern .shared .align 16 .b8 mailbox[];",)
 
-_MEET = (
-    ".reg .b32 %mailbox;",
-    ".reg .b64 %peers;",
-    "mov.u32 %mailbox, mailbox;",
-    "mad.lo.u32 %mailbox, %thread, 4, %mailbox;",
-    "cvt.u64.u32 %peers, %mailbox;",
-    "cvta.shared.u64 %peers, %peers;",
-    "mapa.u64 %peers, %peers, 0;",
-    "barrier.cluster.arrive.relaxed.aligned;",
-)
+
+def _meeting(program: KernelProgram) -> Sequence[str]:
+    """Return the statements that make the block's barrier, and say where mailboxes are and how long a slot is.
+
+    The barrier opens once the first thread has told it the bytes that come, and they have.
+    """
+    return (
+        ".reg .pred %first;",
+        ".reg .b32 %mailbox, %own, %slot_bytes;",
+        ".reg .b64 %peers;",
+        "setp.eq.u32 %first, %thread, 0;",
+        "mov.u32 %mailbox, mailbox;",
+        "@%first mbarrier.init.shared.b64 [%mailbox], 1;",
+        "@%first fence.mbarrier_init.release.cluster;",
+        "mapa.shared::cluster.u32 %mailbox, %mailbox, 0;",
+        "mad.lo.u32 %own, %thread, 4, %mailbox;",
+        "mov.b64 %peers, {%own, %mailbox};",
+        "sub.u32 %slot_bytes, %n, %column;",
+        f"min.u32 %slot_bytes, %slot_bytes, {program.cols};",
+        "shl.b32 %slot_bytes, %slot_bytes, 2;",
+        "selp.b32 %slot_bytes, %slot_bytes, 0, %first;",
+        "barrier.cluster.arrive.relaxed.aligned;",
+    )
 
 
 _KEPT = (
@@ -75,39 +91,22 @@ _KEPT = (
     f"mad.lo.u32 %kept, %thread, {KEPT_BYTES}, %kept;",
 )
 
-#: By whether blocks share a tile, and whether threads walk it twice.
-_SHARED_MEMORY: Mapping[tuple[bool, bool], tuple[tuple[str, ...], tuple[str, ...]]] = {
-    (False, False): ((), ()),
-    (True, False): (_MAILBOX, _MEET),
-    (False, True): (_MAILBOX, _KEPT),
-}
-
-#: How far behind the first store of a target it stores what it finds at the residual's address, the bits of a
-#: convolution's padding, and where code is fetched: so it is known which register holds which.
-RESIDUAL_BYTES = 64
-PADDED_BYTES = 128
-FETCHED_BYTES = 192
-KEPT_SHOWN_BYTES = 256
+#: How far behind the first store of a target it stores a register or pair, by its name in ``EntryRegisters`` (of the
+#: residual what it finds there): so it is known which register holds which.
+SHOWN_BYTES = {"residual": 64, "padded": 128, "fetched": 192, "kept": 256, "slot_bytes": 320, "peers": 384}
 
 
-def _target(index: int, shown: Sequence[str], *, is_shared: bool) -> list[str]:
+def _target(index: int, shown: Sequence[str]) -> list[str]:
     at = 4 * index
-    mail = [f"st.f32 [%peers+{at}], %value;", f"ld.shared.f32 %value, [%mailbox+{at}];"] if is_shared else []
-    return [
+    lines = [
         f"TARGET_{index}: ld.global.nc.L1::no_allocate.f32 %value, [%b+{at}];",
-        *mail,
         f"st.global.L1::no_allocate.f32 [%c+{at}], %value;",
-        *(line for name in shown for line in _SHOWN[name](at)),
-        "exit;",
     ]
-
-
-_SHOWN: Mapping[str, Callable[[int], tuple[str, ...]]] = {
-    "%residual": lambda at: (
-        f"ld.global.nc.L1::no_allocate.f32 %third, [%residual+{at}];",
-        f"st.global.L1::no_allocate.f32 [%c+{at + RESIDUAL_BYTES}], %third;",
-    ),
-    "%padded": lambda at: (f"st.global.L1::no_allocate.b32 [%c+{at + PADDED_BYTES}], %padded;",),
-    "%kept": lambda at: (f"st.global.L1::no_allocate.b32 [%c+{at + KEPT_SHOWN_BYTES}], %kept;",),
-    "%fetched": lambda at: (f"st.global.L1::no_allocate.b32 [%c+{at + FETCHED_BYTES}], %fetched;",),
-}
+    for name in shown:
+        behind, size = SHOWN_BYTES[name], 8 if name == "peers" else 4
+        value = f"%{name}"
+        if name == "residual":
+            lines.append(f"ld.global.nc.L1::no_allocate.f32 %third, [%residual+{at}];")
+            value = "%third"
+        lines.append(f"st.global.L1::no_allocate.b{8 * size} [%c+{behind + size * index}], {value};")
+    return [*lines, "exit;"]

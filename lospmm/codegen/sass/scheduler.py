@@ -9,12 +9,10 @@ here is all that the hardware does not find out for itself (control fields as in
   operands when it is issued, so a buffer may be loaded anew by the very next instruction;
 - the first multiply-add of an accumulator adds to R255, which is zero;
 - memory is walked in windows, since a load or store does not reach further (``addresses``);
-- the parts of a tile send each other sums through shared memory, to one part after another, once all have started, and
-  read them after the next cluster barrier; a part loads and adds received sums like elements of B;
+- the parts of a tile send each other sums (``exchange``); a part loads and adds received sums like elements of B;
 - padding, bias, residual, ReLU and long rows are in ``layer``, elements of 16 bits in ``narrow``.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,22 +24,21 @@ from lospmm.codegen.sass import layer, narrow
 from lospmm.codegen.sass.addresses import (
     ADDRESS_SCOREBOARD,
     ADDRESSES_OUTSTANDING,
-    ALU_LATENCY,
     pause,
     raise_before,
     set_windows,
     window_pairs,
 )
 from lospmm.codegen.sass.early import stored_early
+from lospmm.codegen.sass.exchange import Mailbox, exchange
 from lospmm.codegen.sass.form import RZ, Opcode, blank
-from lospmm.codegen.sass.machine import HARDWARE_REGISTERS, PEER_BYTES, WALKS_ENTRY, EntryRegisters, entry_for
+from lospmm.codegen.sass.machine import HARDWARE_REGISTERS, WALKS_ENTRY, EntryRegisters, entry_for
 from lospmm.codegen.sass.ring import filling, last_filled
 from lospmm.problem.dtype import FLOAT_BYTES
 from lospmm.problem.lanes import FLOAT_SUMS
+from lospmm.space.registers import least_buffers
 
 FMA_LATENCY = 4  # cycles; h200: measured on sm_90, and the same on sm_75 and up
-BARRIER_STALL = 6  # as ptxas sets it
-ARRIVE_STALL = 11  # cycles; on an H200 a wait up to 5 cycles behind an arrival at the cluster's barrier does not wait
 EXIT_STALL = 5
 
 SCOREBOARDS = 6
@@ -95,7 +92,8 @@ def schedule_tile(tile: TileProgram, program: KernelProgram) -> tuple[NDArray[np
     windows = (distance + WINDOW_BYTES // 2) // WINDOW_BYTES
     far, entry = bool(windows.any()), entry_of(program)
     begun_anew = len(layer.overwritten_stores(code)[0]) > 0
-    registers = allocate(tile.accumulators, tile.buffers, entry, windows=far)
+    buffers = max(tile.buffers, least_buffers(program.split_k))
+    registers = allocate(tile.accumulators, buffers, entry, windows=far)
     guards = program.guards(code)
 
     form = blank(len(code))
@@ -106,7 +104,7 @@ def schedule_tile(tile: TileProgram, program: KernelProgram) -> tuple[NDArray[np
     _set_scoreboards(form, code, filled, waiting, tile.buffers, own)
     set_stalls(form, code)
     if is_narrow:
-        narrow.set_numbers(form, code, fmas, registers.buffers, program.dtype)
+        narrow.set_numbers(form, code, fmas, registers.buffers[: tile.buffers], program.dtype)
     pieces = layer.set_folds(form, code, registers.accumulators, guards)
     if far:
         pieces += set_windows(form, code, windows, entry)
@@ -118,7 +116,8 @@ def schedule_tile(tile: TileProgram, program: KernelProgram) -> tuple[NDArray[np
         pieces += narrow.rounded(form, code, registers.accumulators, program.dtype)
     if entry.peers is not None:
         assert program.cols is not None, "addresses of the mailbox are constants"
-        pieces += _exchange(form, code, tile.slots, program.cols * FLOAT_BYTES, entry, registers)
+        mailbox = Mailbox(tile.slots, program.cols * FLOAT_BYTES)
+        pieces += exchange(form, code, mailbox, entry, registers.accumulators, registers.buffers)
     pieces.append((len(form), _leave()))
     before = np.array([at for at, _ in pieces if at]) - 1
     form["reuse"][before.astype(np.intp)] = 0  # the reuse cache lasts for the next instruction only
@@ -257,80 +256,6 @@ def _stores_at_once(code: NDArray[np.void]) -> NDArray[np.intp]:
         fresh |= is_sum & (code["target"][before] == code["source"][stores])
         fresh |= code["op"][before] == Op.ADD  # after the last multiply-add
     return np.unique(start[fresh])
-
-
-def _exchange(
-    form: NDArray[np.void],
-    code: NDArray[np.void],
-    slots: int,
-    slot_bytes: int,
-    entry: EntryRegisters,
-    registers: Registers,
-) -> list[tuple[int, NDArray[np.void]]]:
-    """Set sends and collects; return the instructions around the exchange, by row."""
-    sends, collects, met = (np.flatnonzero(code["op"] == op) for op in (Op.SEND, Op.COLLECT, Op.EXCHANGE))
-    assert entry.peers is not None and entry.mailbox is not None
-    wait = _cluster((Opcode.CLUSTER_WAIT,))
-    if len(met) == 0:  # this block only writes zeros
-        return [(0, wait)]
-    form["op"][met] = Opcode.MEMBAR
-    form["stall"][met] = BARRIER_STALL
-    seen = (Opcode.ERRBAR, Opcode.CGAERRBAR, Opcode.CLUSTER_ARRIVE, Opcode.CLUSTER_WAIT)
-    pieces = [(int(met[0]) + 1, _cluster(seen)), (int(sends[0] if len(sends) else met[0]), wait)]
-    pieces.append((int(met[0]), _nothing_loaded()))
-
-    form["op"][collects], form["bytes"][collects] = Opcode.LDS, FLOAT_BYTES
-    form["ra"][collects], form["rd"][collects] = entry.mailbox, registers.buffers[code["target"][collects]]
-    form["offset"][collects] = code["source"][collects] % max(slots, 1) * slot_bytes
-
-    form["op"][sends], form["bytes"][sends], form["ur"][sends] = Opcode.ST, FLOAT_BYTES, entry.descriptor
-    form["ra"][sends], form["rb"][sends] = entry.peers, registers.accumulators[code["source"][sends]]
-    form["offset"][sends] = code["target"][sends] % max(slots, 1) * slot_bytes
-    form["read_barrier"][sends] = ADDRESS_SCOREBOARD
-    peers = code["target"][sends] // max(slots, 1)
-    steps = np.diff(peers, prepend=0)
-    raise_before(form, sends[np.flatnonzero(steps)])
-    pieces += [
-        (int(sends[first]), _step_to(entry.peers, int(steps[first]) * PEER_BYTES))
-        for first in np.flatnonzero(steps).tolist()
-    ]
-    since = np.arange(len(sends)) - np.maximum.accumulate(np.where(steps != 0, np.arange(len(sends)), 0))
-    pause(form, sends[since % ADDRESSES_OUTSTANDING == 0])  # first for the loads still on the scoreboard
-    pause(form, met)  # collects may use it too
-    return pieces
-
-
-def _nothing_loaded() -> NDArray[np.void]:
-    """Return four loads that never run: ptxas puts them before a MEMBAR after shared stores."""
-    form = blank(4)
-    form["op"], form["bytes"], form["predicate_negated"] = Opcode.LDS, FLOAT_BYTES, 1
-    return form
-
-
-def _step_to(pair: int, distance: int) -> NDArray[np.void]:
-    """Move the low word of an address by ``distance``, which does not carry, after its last read."""
-    form = blank(1)
-    form["op"], form["rd"], form["ra"], form["immediate"] = Opcode.IADD3, pair, pair, distance & 0xFFFFFFFF
-    form["wait"], form["stall"], form["yields"] = 1 << ADDRESS_SCOREBOARD, ALU_LATENCY, 1
-    return form
-
-
-#: Cycles behind each, as ptxas has them but for the last two: (stall, yields).
-_CLUSTER_STALLS = {
-    Opcode.ERRBAR: (0, 1),
-    Opcode.CGAERRBAR: (8, 0),
-    Opcode.CLUSTER_ARRIVE: (ARRIVE_STALL, 0),
-    Opcode.CLUSTER_WAIT: (ARRIVE_STALL, 0),
-}
-
-
-def _cluster(ops: Sequence[Opcode]) -> NDArray[np.void]:
-    """Return cluster instructions. The L1 drop that ptxas adds is not needed: L1 holds no peer's data."""
-    form = blank(len(ops))
-    form["op"] = ops
-    for field, values in zip(("stall", "yields"), zip(*(_CLUSTER_STALLS[op] for op in ops), strict=True), strict=True):
-        form[field] = values
-    return form
 
 
 def _leave() -> NDArray[np.void]:
