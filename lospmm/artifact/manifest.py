@@ -245,6 +245,7 @@ def parse(content: bytes, where: str) -> dict[str, Any]:
     assert isinstance(manifest, dict)
     manifest.setdefault("cubin_family", manifest.get("family", "unrolled"))
     _complete(manifest, Manifest)
+    _complete(manifest["launch"], Launch)
     _complete(manifest["search"], SearchSummary)
     if manifest["tile"] is not None:
         _complete(manifest["tile"], Tile)

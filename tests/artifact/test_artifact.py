@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lospmm.artifact import artifact
@@ -111,6 +111,7 @@ def changed(place: tuple[Any, ...], value: object) -> bytes:
     return json.dumps(manifest).encode()
 
 
+@example(place=("launch", "shared_bytes"), value=...)
 @given(place=st.sampled_from(PLACES), value=json_values | st.just(...))
 def test_a_manifest_of_any_kind_is_refused_or_can_be_shown(place: tuple[Any, ...], value: object) -> None:
     files = {**made().files, MANIFEST_FILE: changed(place, value)}
