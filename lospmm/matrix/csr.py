@@ -137,6 +137,7 @@ def from_coo(
         if len(twice):
             row, col = divmod(int(position[twice[0]]), k)
             raise BadMatrix(f"the entry at row {row}, column {col} is given twice; sum or drop duplicates first")
+    _check_real(values)
     data = _finite_float32(values, position, k)
     del values
     return _in_order(m, k, position, data)
@@ -248,7 +249,6 @@ def _check_real(values: NDArray[np.floating]) -> None:
 
 
 def _finite_float32(values: NDArray[np.floating], position: NDArray[np.int64], k: int) -> NDArray[np.float32]:
-    _check_real(values)
     # Too large a value becomes infinite and is refused below; a signalling NaN would warn on its way there.
     with np.errstate(over="ignore", invalid="ignore"):
         data = values.astype(np.float32)
