@@ -76,8 +76,8 @@ def _of_python(model: str, example: list[str], min_sparsity: float) -> LayerTabl
     except LospmmError:
         raise
     except Exception as error:  # the model may raise anything
-        why = _reason(error) + "; give token ids as 1x128:int64" * ("'indices'" in str(error))  # of an embedding
-        raise BadRequest(f"{model}: cannot be run on the example {' '.join(example)}: {why}") from error
+        ids = "; give token ids as 1x128:int64" if "'indices'" in str(error) else ""  # of an embedding
+        raise BadRequest(f"{model}: cannot be run on the example {' '.join(example)}: {_reason(error)}{ids}") from error
     finally:
         sys.path.remove(own)
 
