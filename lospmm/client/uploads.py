@@ -16,7 +16,7 @@ from lospmm.matrix.csr import SparseMatrix
 from lospmm.matrix.layers import LayerSource, check_names, folder_of, open_model
 from lospmm.matrix.npz import write_npz
 from lospmm.matrix.readers import MatrixFile, Values
-from lospmm.model.layer_table import LayerTable
+from lospmm.model.layer_table import LayerTable, none_asked
 from lospmm.problem.epilogue import epilogue_of
 from lospmm.problem.weights import Weights, flattened, matrix_and_values
 
@@ -96,8 +96,7 @@ def read_uploads(model: ModelWeights, seed: int, biases: Biases, table: LayerTab
         found = layers[name]
         layers[name] = found if isinstance(found, BadRequest) else _or_error(partial(with_bias, found, bias))
     if not layers:
-        name, reason = next(iter(uploads.skipped.items()))
-        raise BadRequest(f"no layer is asked for: {name}: {reason}")
+        raise none_asked(*next(iter(uploads.skipped.items())))
     return replace(uploads, layers=layers)
 
 

@@ -16,7 +16,7 @@ from lospmm.artifact.artifact import STALE_SECONDS, Artifact
 from lospmm.errors import BadRequest, DiskFault, LospmmError
 from lospmm.matrix.layers import KERNELS_FILE, REPORT_FILE, LayerSource, folder_of
 from lospmm.matrix.readers import MatrixFile
-from lospmm.model.layer_table import LayerKernel, LayerTable
+from lospmm.model.layer_table import LayerKernel, LayerTable, none_asked
 from lospmm.model.report import (
     LayerReport,
     ModelReport,
@@ -62,7 +62,7 @@ class Batch:
         """Raise BadRequest if all layers are skipped."""
         if all(name in skipped for name in self.model.names):
             first = self.model.names[0]
-            raise BadRequest(f"no layer is asked for: {first}: {skipped[first]}")
+            raise none_asked(first, skipped[first])
 
     @property
     def kernels(self) -> list[LayerKernel]:

@@ -239,6 +239,11 @@ class LayerTable:
         return json.dumps({"layers": {name: row.given for name, row in self.rows.items()}})
 
 
+def none_asked(layer: str, reason: str) -> BadRequest:
+    """Return the error for a model all of whose layers are skipped, ``layer`` the first."""
+    return BadRequest(f"no layer is asked for: {layer}: {reason}")
+
+
 def columns_in(text: str) -> int | tuple[int, ...]:
     """Return the numbers of columns in a text, one or several, as 8 or 1,8,512. Raises BadRequest."""
     parts = text.split(",")

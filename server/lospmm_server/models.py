@@ -16,7 +16,16 @@ from lospmm.errors import BadMatrix, BadRequest, printable
 from lospmm.matrix import readers
 from lospmm.matrix.mapped import Content, content_of
 from lospmm.matrix.readers import MatrixFile, ModelTensors
-from lospmm.model.layer_table import ANY, LayerKernel, LayerSpec, LayerTable, columns_in, keys_given, parse_table
+from lospmm.model.layer_table import (
+    ANY,
+    LayerKernel,
+    LayerSpec,
+    LayerTable,
+    columns_in,
+    keys_given,
+    none_asked,
+    parse_table,
+)
 from lospmm.problem.device import DeviceSpec
 from lospmm.problem.epilogue import check_rows, epilogue_of
 from lospmm.settings import settings
@@ -88,7 +97,7 @@ def read_model(files: Received, query: ModelQuery, order: Callable[[Request], Ke
                 layers.append(Layer(name, order(asked)))
     wanted.table.check_used([layer.name for layer in layers])
     if all(layer.order is None for layer in layers):
-        raise first or BadRequest(f"no layer is asked for: {layers[0].name}: {layers[0].skipped}")
+        raise first or none_asked(layers[0].name, str(layers[0].skipped))
     if lacks_biases:
         raise readers.no_biases([layer.name for layer in layers])
     name = query.name or _stem(files.matrices[0].filename or "model")
