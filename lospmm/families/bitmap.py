@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from lospmm.families import bitmap_wide
 from lospmm.families.bitmap_wide import WideBitmap
 from lospmm.families.coded import coded_refusal, scales_of, settings_of
-from lospmm.families.lists import MAX_GRID_SIDE, WARP
+from lospmm.families.lane import MAX_GRID_SIDE, WARP
 from lospmm.families.packed import PLACES, PackedKernel, pack, source_of_template
 from lospmm.families.pieces import (
     STEP,

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lospmm.families.coded import scales_of, settings_of
-from lospmm.families.lists import MAX_GRID_SIDE
+from lospmm.families.lane import MAX_GRID_SIDE
 from lospmm.families.packed import PLACES, PackedKernel, pack, source_of_template
 from lospmm.families.pieces import (
     LEAST_FIRSTS,

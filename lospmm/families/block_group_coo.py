@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from lospmm.families.blocks import SIDES, blocks_of, dense_blocks, fills, lengths_of_block_rows, strips_of
 from lospmm.families.groups import make_groups
-from lospmm.families.lists import grid_of
+from lospmm.families.lane import grid_of
 from lospmm.families.packed import PackedKernel, pack, source_of_template
 from lospmm.families.traffic import L2_BYTES_PER_CYCLE_AND_SM, Traffic, micros_of
 from lospmm.matrix.csr import SparseMatrix

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from lospmm.families.lists import WARP, Lane, lanes
+from lospmm.families.lane import WARP, Lane, lanes
 from lospmm.families.packed import PackedKernel
 from lospmm.families.rows import BlockedRows, blocks_of, forecast_of, kernel_of
 from lospmm.problem.problem import Problem

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lospmm.families.groups import group_counts, make_groups, make_rows, row_starts, team_starts
-from lospmm.families.lists import grid_of
+from lospmm.families.lane import grid_of
 from lospmm.families.packed import PackedKernel, pack, source_of_template
 from lospmm.families.traffic import LAUNCH_MICROS, Traffic, micros_of
 from lospmm.problem.launch import Launch

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from lospmm.families.lists import Lane, lanes
+from lospmm.families.lane import Lane, lanes
 from lospmm.families.packed import PackedKernel
 from lospmm.families.rows import BlockedRows, blocks_of, by_falling_length, forecast_of, kernel_of, teams_of
 from lospmm.problem.problem import Problem

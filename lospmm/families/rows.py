@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from lospmm.families.lists import WARP, Lane, grid_of
+from lospmm.families.lane import WARP, Lane, grid_of
 from lospmm.families.packed import PLACES, PackedKernel, pack, source_of_template
 from lospmm.families.traffic import gather_micros
 from lospmm.matrix.csr import SparseMatrix

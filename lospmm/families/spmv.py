@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from lospmm.errors import Unsupported
 from lospmm.families.coded import coded_refusal, scales_of, settings_of
-from lospmm.families.lists import WARP
+from lospmm.families.lane import WARP
 from lospmm.families.packed import DATA_ALIGNMENT_BYTES, PLACES, PackedKernel, pack, source_of_template
 from lospmm.families.traffic import LAUNCH_MICROS
 from lospmm.problem.launch import Launch

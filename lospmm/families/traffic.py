@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from lospmm.families.lists import Lane
+from lospmm.families.lane import Lane
 from lospmm.problem.problem import Problem, ceil_div
 
 #: Microseconds that a launch takes, however little it does.

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from lospmm.families import row_block
 from lospmm.families.all_fours import Shared, choose_all, is_long
 from lospmm.families.fours import Fours, fours_of
-from lospmm.families.lists import MAX_GRID_SIDE
+from lospmm.families.lane import MAX_GRID_SIDE
 from lospmm.families.packed import PLACES, PackedKernel, pack, source_of_template
 from lospmm.families.row_block import ROWS, WARPGROUP, threads_of
 from lospmm.families.warpgroups import ARCH, columns_of_a_block, waves_of

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lospmm.families.lists import MAX_GRID_SIDE
+from lospmm.families.lane import MAX_GRID_SIDE
 from lospmm.families.packed import PackedKernel, pack, source_of_template
 from lospmm.families.traffic import LAUNCH_MICROS
 from lospmm.matrix.csr import SparseMatrix

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from lospmm.cpu.block import execute_packed
 from lospmm.families import FAMILIES, hyb
-from lospmm.families.lists import MAX_GRID_SIDE, Lane, grid_of, lanes
+from lospmm.families.lane import MAX_GRID_SIDE, Lane, grid_of, lanes
 from lospmm.families.rows import blocks_of, by_falling_length, entry_words, teams_of
 from lospmm.matrix import readers
 from lospmm.matrix.csr import from_coo, from_dense
