@@ -38,7 +38,7 @@ def candidates_of(problem: Problem, emitter: str) -> list[UnrolledPlan]:
     clusters = emitter == "sass" and generation is not None and generation.has_clusters
     tilings = regroup(problem.matrix, [5, 24])
     return [
-        UnrolledPlan(TileSize(rows, cols), Schedule(8, 2, 64 * (emitter == "sass"), split), tilings[rows])
+        UnrolledPlan(TileSize(rows, cols), Schedule(8, column_group=2, split_k=split), tilings[rows])
         for rows in tilings
         for cols in (32, 160)
         for split in ((1, 2, 4, 8) if clusters else (1,))
