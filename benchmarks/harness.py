@@ -81,6 +81,12 @@ def problem_of(gemm: tuple[int, int, int], sparsity: float) -> Problem:
     return for_emitter(Problem(uniform(m, k, sparsity, seed=0), n, detect_device()), "sass")
 
 
+def part(text: str) -> slice:
+    """Of "I/COUNT", what a GPU of COUNT takes of a list: every COUNTth, from the Ith on."""
+    first, step = map(int, text.split("/"))
+    return slice(first, None, step)
+
+
 def values(row: Row) -> str:
     """All of a line but the device."""
     return " ".join(str(value) for name, value in row.items() if name != "device")

@@ -2,17 +2,17 @@
 
     python -m benchmarks.kernels [--set seven|shapes|real]... [--layers DIR] [--out DIR] [--resume]
                                  [--stop-after SECONDS] [--budget-seconds SECONDS] [--emitter NAME] [--shortlist COUNT]
-                                 [--recorded FILE] [--dtype TYPE] [--n COUNT]...
+                                 [--recorded FILE] [--dtype TYPE] [--n COUNT]... [--part I/COUNT]
 
 needs an NVIDIA GPU of the device table. The sets: ``seven`` layers of BERT and ResNet-50, the 205 ``shapes``
 of datasets/shapes.toml, and every ``.smtx`` and ``.npz`` file below ``--layers`` (``real``; for each ``--n``, or N as
-in ``benchmarks.real_weights``). Each problem is tuned over the whole space, in a store of its own so that nothing is
-found ready, and has one line in ``kernels.jsonl``, its old one replaced; one that fails has a line that says why, and
-the run goes on. ``--resume`` leaves out what the file has a time for, measured on such a GPU with the same options;
-failures are tried again. A table is printed last, and the plots ``kernels_speedup.png`` and ``kernels_bound.png`` are
-drawn from the whole file. ``--stop-after`` begins no problem after so many seconds, ``--budget-seconds`` is what the
-tuning of one may take. ``--recorded`` searches nothing and times the kernels that the lines of FILE chose
-(``benchmarks.recorded``). Exits 1 if a problem failed.
+in ``benchmarks.real_weights``). Each problem is tuned over the whole space and has one line in ``kernels.jsonl``, its
+old one replaced; one that fails has a line that says why, and the run goes on. ``--resume`` leaves out what the file
+has a time for, measured on such a GPU with the same options; failures are tried again. A table is printed last, and the
+plots ``kernels_speedup.png`` and ``kernels_bound.png`` are drawn from the whole file. ``--stop-after`` begins no
+problem after so many seconds, ``--budget-seconds`` is what the tuning of one may take. ``--part`` takes every COUNTth
+problem from the Ith on, 0 being the first, for one of several GPUs. ``--recorded`` searches nothing and times the
+kernels that the lines of FILE chose (``benchmarks.recorded``). Exits 1 if a problem failed.
 """
 
 import argparse
@@ -24,8 +24,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib import metadata
@@ -51,10 +51,12 @@ from lospmm.matrix.readers import Values
 from lospmm.problem.device import DeviceSpec
 from lospmm.problem.dtype import DTYPES
 from lospmm.problem.problem import Problem
+from lospmm.settings import settings
 from lospmm.store import Store
 from lospmm.tuning import jobs
 from lospmm.tuning.options import Options
 from lospmm.tuning.request import Request
+from lospmm.tuning.session import Session
 from lospmm_datasets.shapes import read_shapes
 from lospmm_datasets.synthetic import uniform
 
@@ -239,13 +241,23 @@ def commit_of(folder: Path) -> str:
     return f"{commit}+dirty" if changes else commit
 
 
-def tune_with(device: DeviceSpec, options: Options) -> Tune:
-    def tune(matrix: SparseMatrix, values: Values, n: int) -> Mapping[str, Any]:
-        with tempfile.TemporaryDirectory() as directory:
-            request = Request(Problem(matrix, n, device, dtype=DTYPES[options.dtype]), options, values)
-            return jobs.tune(request, store=Store(Path(directory))).manifest
+@contextmanager
+def searched(device: DeviceSpec, options: Options, cases: Sequence[Case]) -> Iterator[Tune]:
+    """Yield the tuner of these cases, in their order: while the GPU times one, the next is searched."""
 
-    return tune
+    def request(matrix: SparseMatrix, values: Values, n: int) -> Request:
+        return Request(Problem(matrix, n, device, dtype=DTYPES[options.dtype]), options, values)
+
+    later = (request(*case.matrix(), case.n) for case in cases[1:])
+    with tempfile.TemporaryDirectory() as directory, Session(settings().workers) as session:
+        store = Store(Path(directory))
+
+        def tune(matrix: SparseMatrix, values: Values, n: int) -> Mapping[str, Any]:
+            if (coming := next(later, None)) is not None:
+                jobs.search_ahead(coming, store=store, session=session)
+            return jobs.tune(request(matrix, values, n), store=store, session=session).manifest
+
+        yield tune
 
 
 def progress(number: int, count: int, record: Record) -> str:
@@ -305,6 +317,9 @@ def main() -> None:
     parser.add_argument("--n", type=int, action="append", help="columns of B for the layers; repeatable")
     parser.add_argument("--shortlist", type=int, metavar="COUNT")
     parser.add_argument("--recorded", type=Path, metavar="FILE", help="time the kernels that these lines chose")
+    parser.add_argument(
+        "--part", type=harness.part, default=slice(None), metavar="I/COUNT", help="some of the problems"
+    )
     parser.add_argument("--commit", help="what is measured, where git cannot tell")
     arguments = parser.parse_args()
     plt.switch_backend("agg")
@@ -316,12 +331,12 @@ def main() -> None:
     }
     path = arguments.out / RESULTS_NAME
     try:
-        cases = cases_of(arguments.set, arguments.layers, arguments.n or (None,))
+        cases = cases_of(arguments.set, arguments.layers, arguments.n or (None,))[arguments.part]
         options = Options(measure="gpu", **{name: value for name, value in tuning.items() if value is not None})
         device = detect_device()
         context = context_of(device, options, arguments.commit or commit_of(ROOT))
         done = read_results(path) if arguments.resume else {}
-        tuner: AbstractContextManager[Tune] = nullcontext(tune_with(device, options))
+        tuner = searched(device, options, missing(cases, context, done))
         if arguments.recorded is not None:
             context["options"]["choice"] = "recorded"
             todo = (Problem(case.matrix()[0], case.n, device) for case in missing(cases, context, done))

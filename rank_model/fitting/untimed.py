@@ -1,6 +1,6 @@
 """Times of the unrolled kernels among which ``lospmm_rank.predict.untimed`` chooses without timing.
 
-    python -m fitting.untimed [--layers DIR] [--out DIR] [--set SET]... [--dtype TYPE]... [--resume]
+    python -m fitting.untimed [--layers DIR] [--out DIR] [--set SET]... [--dtype TYPE]... [--part I/COUNT] [--resume]
                                  [--stop-after SECONDS] [--workers COUNT] [--commit HASH] [--dry]
 
 needs an NVIDIA GPU of the device table. The problems are those of ``families.jsonl``, in TF32 and 16 bits, and others
@@ -23,7 +23,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,6 +36,7 @@ from benchmarks.families import KERNEL_SECONDS, QUICK, QUICK_COPIES, context_of
 from benchmarks.families_build import Kernel
 from benchmarks.families_cases import Case, problem_of
 from benchmarks.families_table import Record, key, read_results, write_results
+from benchmarks.harness import part
 from benchmarks.kernels import ROOT, SEED, commit_of
 from fitting import DATA
 from fitting.untimed_cases import BETWEEN, UNTIMED_SETS, WORK, cases_of
@@ -46,7 +47,7 @@ from lospmm.gpu.detect import detect_device, own_gpu_id
 from lospmm.gpu.exclusive import exclusive
 from lospmm.gpu.process import WORKER
 from lospmm.gpu.timing import BRIEF, FULL, MAX_COPIES
-from lospmm.problem.device import find_device
+from lospmm.problem.device import DeviceSpec, find_device
 from lospmm.problem.lanes import in_lanes
 from lospmm.problem.problem import Problem
 from lospmm.settings import settings
@@ -59,6 +60,7 @@ from lospmm.tuning.options import Options, splits_of
 from lospmm.tuning.rankers import RANKERS, with_ranker
 from lospmm.tuning.unrolled import search
 from lospmm.tuning.untimed import LISTED, considered
+from lospmm_rank.predict.cards import card_for
 from lospmm_rank.predict.untimed import SUFFIXES, WEIGHTS, UntimedModels, features, model_at
 
 EMITTER = families_unrolled.EMITTER
@@ -138,7 +140,8 @@ def prepare(case: Case, folder: Path) -> Prepared:
     problem = for_emitter(problem_of(case), EMITTER)
     candidates, told = considered_of(problem)
     if case.set == BETWEEN:
-        which = sampled(told, model_at(WEIGHTS / f"{case.device}{SUFFIXES[0]}"))
+        trained = {file.stem for file in WEIGHTS.glob("*.json")}
+        which = sampled(told, model_at(WEIGHTS / f"{card_for(problem.device, trained)}{SUFFIXES[0]}"))
         candidates, told = [candidates[at] for at in which], told[which]
     store = Store(settings().cache_dir / "families")
     made = []
@@ -227,7 +230,9 @@ def write_features(out: Path, layers: Path | None, workers: int) -> int:
     names = [name for name in UNTIMED_SETS if name != "real" or layers]
     cases = {(name, case.problem): case for name in names for case in UNTIMED_SETS[name]("h200", layers)}
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        own = [cases[line["set"], line["problem"]] for line in lines.values()]
+        own = [
+            replace(cases[line["set"], line["problem"]], device=line["machine"]["device"]) for line in lines.values()
+        ]
         found = list(pool.map(_features_of, own, [line["kernels"] for line in lines.values()]))
     _write_features(out, dict(zip(lines, found, strict=True)))
     return len(found)
@@ -247,9 +252,9 @@ def _features_of(case: Case, kernels: Sequence[Sequence[Any]]) -> NDArray[np.flo
     return found[[now.index(one) for one in then]]
 
 
-def measure(cases: Sequence[Case], arguments: argparse.Namespace) -> int:
+def measure(cases: Sequence[Case], device: DeviceSpec, arguments: argparse.Namespace) -> int:
     """Time the cases and write the line of each at once; return how many."""
-    path, device = arguments.out / NAME, find_device("h200") if arguments.dry else detect_device()
+    path = arguments.out / NAME
     context = context_of(device, arguments.commit or commit_of(ROOT))
     results = read_results(path)
     told = read_features(arguments.out) if results else {}
@@ -298,6 +303,7 @@ def main() -> None:
     parser.add_argument("--layers", type=Path, help="a folder of pruned layers")
     parser.add_argument("--set", action="append", choices=sorted({name for name, _ in WORK}))
     parser.add_argument("--dtype", action="append", choices=sorted({dtype for _, dtype in WORK}))
+    parser.add_argument("--part", type=part, default=slice(None), metavar="I/COUNT", help="some of the problems")
     parser.add_argument("--resume", action="store_true", help="leave out what has been timed")
     parser.add_argument("--stop-after", type=float, default=float("inf"), metavar="SECONDS")
     parser.add_argument("--workers", type=int, default=max(1, len(os.sched_getaffinity(0)) - 1), metavar="COUNT")
@@ -309,8 +315,9 @@ def main() -> None:
         if arguments.features:
             print(f"{write_features(arguments.out, arguments.layers, arguments.workers)} problems")
             return
-        cases = cases_of("h200", arguments.layers, arguments.set, arguments.dtype)
-        done = measure(cases, arguments)
+        device = find_device("h200") if arguments.dry else detect_device()
+        cases = cases_of(device.name, arguments.layers, arguments.set, arguments.dtype)[arguments.part]
+        done = measure(cases, device, arguments)
     except (BadRequest, GpuFault, OSError) as error:
         sys.exit(f"fitting.untimed: {error}")
     print(f"{done} of {len(cases)} problems")

@@ -6,10 +6,11 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import matplotlib as mpl
 import numpy as np
@@ -18,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks import kernels, recorded
+from benchmarks.harness import part
 from benchmarks.kernels_plot import STYLES, plot_bound, plot_speedups
 from benchmarks.kernels_table import (
     Record,
@@ -35,7 +37,8 @@ from lospmm.matrix.csr import SparseMatrix, from_dense
 from lospmm.problem.device import DEVICES
 from lospmm.problem.problem import Problem
 from lospmm.space.candidates import Schedule
-from lospmm.tuning import session
+from lospmm.tuning import jobs, session
+from lospmm.tuning.options import Options
 from lospmm.tuning.plans import plans_for
 from lospmm_datasets.synthetic import uniform
 from tests.docs import kernels as page
@@ -112,7 +115,9 @@ def test_the_sets_hold_7_and_205_problems_each_with_a_name_of_its_own() -> None:
     matrix, values = kernels.seven()[2].matrix()
     assert (matrix.m, matrix.k, values) == (768, 768, "stored")
     assert matrix.sparsity == pytest.approx(0.98, abs=1e-4)
-    assert len(kernels.cases_of([], None)) == 212
+    cases = kernels.cases_of([], None)
+    assert len(cases) == 212
+    assert sorted(len(cases[part(f"{gpu}/3")]) for gpu in range(3)) == [70, 71, 71]
 
 
 def test_real_layers_need_a_folder_that_holds_some(tmp_path: Path) -> None:
@@ -209,6 +214,17 @@ def test_resume_leaves_out_what_has_a_time_under_the_same_conditions(tmp_path: P
     assert kernels.missing(cases[:1], {**CONTEXT, "commit": "another", "versions": {}}, results) == []
     for changed in ({"options": {**CONTEXT["options"], "emitter": "ptx"}}, {"machine": {"device": "a100"}}):
         assert kernels.missing(cases[:1], {**CONTEXT, **changed}, results) == cases[:1]
+
+
+def test_while_one_problem_is_tuned_the_next_is_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[tuple[str, int]] = []
+    monkeypatch.setattr(jobs, "search_ahead", lambda one, **_: done.append(("search", one.problem.n)))
+    monkeypatch.setattr(jobs, "tune", lambda one, **_: done.append(("tune", one.problem.n)) or Mock())
+    cases = [replace(case(), n=n) for n in (32, 64, 96)]
+    with kernels.searched(DEVICES["h100"], Options(measure="gpu"), cases) as tune:
+        for one in cases:
+            tune(*one.matrix(), one.n)
+    assert done == [("search", 64), ("tune", 32), ("search", 96), ("tune", 64), ("tune", 96)]
 
 
 def test_recorded_kernels_are_built_again_and_timed(monkeypatch: pytest.MonkeyPatch) -> None:
