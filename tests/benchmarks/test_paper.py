@@ -52,6 +52,16 @@ def tables() -> list[Table]:
     return [Table({"problem": "one", "points": points, "finalists": [[*POINTS[0], 9.9, 10.0, 10.1]]})]
 
 
+def test_one_tile_size_is_the_best_in_the_mean() -> None:
+    def timed(**micros: float) -> Table:
+        points = {(rows, 64, 1, 8, 1, 0): one for rows, one in zip((8, 16), micros.values(), strict=True)}
+        best = min(points, key=lambda point: points[point])
+        lines = [[*point, "spread", one, one] for point, one in points.items()]
+        return Table({"problem": "one", "points": lines, "finalists": [[*best, points[best]]]})
+
+    assert loss.by_one_tile_size([timed(low=10, high=12), timed(low=15, high=10)]) == pytest.approx([0.2, 0.0])
+
+
 def pair(emitter: str = "cuda", kernel: float = 10.0, proxy: float = 5.0) -> dict[str, Any]:
     return {
         "m": 64,
