@@ -2,7 +2,7 @@
 
     python -m benchmarks.kernels [--set seven|shapes|real]... [--layers DIR] [--out DIR] [--resume]
                                  [--stop-after SECONDS] [--budget-seconds SECONDS] [--emitter NAME] [--shortlist COUNT]
-                                 [--recorded FILE] [--dtype TYPE] [--n COUNT]... [--part I/COUNT]
+                                 [--dtype TYPE] [--n COUNT]... [--part I/COUNT]
 
 needs an NVIDIA GPU of the device table. The sets: ``seven`` layers of BERT and ResNet-50, the 205 ``shapes``
 of datasets/shapes.toml, and every ``.smtx`` and ``.npz`` file below ``--layers`` (``real``; for each ``--n``, or N as
@@ -11,8 +11,7 @@ old one replaced; one that fails has a line that says why, and the run goes on. 
 has a time for, measured on such a GPU with the same options; failures are tried again. A table is printed last, and the
 plots ``kernels_speedup.png`` and ``kernels_bound.png`` are drawn from the whole file. ``--stop-after`` begins no
 problem after so many seconds, ``--budget-seconds`` is what the tuning of one may take. ``--part`` takes every COUNTth
-problem from the Ith on, 0 being the first, for one of several GPUs. ``--recorded`` searches nothing and times the
-kernels that the lines of FILE chose (``benchmarks.recorded``). Exits 1 if a problem failed.
+problem from the Ith on, 0 being the first, for one of several GPUs. Exits 1 if a problem failed.
 """
 
 import argparse
@@ -42,7 +41,6 @@ from benchmarks.harness import write_results
 from benchmarks.kernels_plot import plot_bound, plot_speedups
 from benchmarks.kernels_table import SEVEN, Record, current, measured_of, problem_name, ratios, summary
 from benchmarks.real_weights import columns_of, read_pixels
-from benchmarks.recorded import recorded
 from lospmm.errors import BadRequest, LospmmError
 from lospmm.gpu.detect import detect_device
 from lospmm.matrix import readers
@@ -316,7 +314,6 @@ def main() -> None:
     parser.add_argument("--dtype", choices=DTYPES)
     parser.add_argument("--n", type=int, action="append", help="columns of B for the layers; repeatable")
     parser.add_argument("--shortlist", type=int, metavar="COUNT")
-    parser.add_argument("--recorded", type=Path, metavar="FILE", help="time the kernels that these lines chose")
     parser.add_argument(
         "--part", type=harness.part, default=slice(None), metavar="I/COUNT", help="some of the problems"
     )
@@ -336,12 +333,7 @@ def main() -> None:
         device = detect_device()
         context = context_of(device, options, arguments.commit or commit_of(ROOT))
         done = read_results(path) if arguments.resume else {}
-        tuner = searched(device, options, missing(cases, context, done))
-        if arguments.recorded is not None:
-            context["options"]["choice"] = "recorded"
-            todo = (Problem(case.matrix()[0], case.n, device) for case in missing(cases, context, done))
-            tuner = recorded(harness.read_lines(arguments.recorded), todo)
-        with tuner as tune:
+        with searched(device, options, missing(cases, context, done)) as tune:
             code = run(cases, context, tune, path, done=done, stop_after=arguments.stop_after)
     except (LospmmError, OSError) as error:
         sys.exit(f"benchmarks.kernels: {error}")

@@ -1,6 +1,6 @@
 """Figure 10: the 205 kernels beside the libraries, from ``kernels.jsonl`` (``benchmarks.kernels --set shapes``).
 
-If the first GPU has no time, that of the second is shown, where ``--recorded`` timed it.
+If the first GPU has no time, that of the second is shown.
 """
 
 from collections.abc import Sequence

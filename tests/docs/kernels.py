@@ -45,25 +45,9 @@ def columns(found: Sequence[Record]) -> dict[str, str]:
     return {**{one.ratio: f"x {one.title}" for one in timed(found) if one in BASELINES}, "bound": "of roofline"}
 
 
-def on_h100(*, is_recorded: bool) -> list[Record]:
-    """The newest lines from an H100: of kernels tuned there, or of those that were recorded elsewhere."""
-    return current([one for one in records("h100/kernels") if ("choice" in one["options"]) == is_recorded])
-
-
 def elsewhere() -> str:
-    """Geometric means of the seven problems on an H100."""
-    found = on_h100(is_recorded=False)
-    keys = columns(found)
-    lines = [("geometric mean", *(cell(mean_ratio(found, key)) for key in keys))]
-    lines.append(("least", *(cell(min(record["ratios"][key] for record in found)) for key in keys)))
-    lines.append(("greatest", *(cell(max(record["ratios"][key] for record in found)) for key in keys)))
-    return f"{table(('the seven problems', *keys.values()), lines, right=len(keys))}\n{origin(found)}\n"
-
-
-def recorded() -> str:
-    """Means of each set on an H100, of kernels that were chosen on an H200."""
-    found = on_h100(is_recorded=True)
-    return f"{by_set(found, ())}\n{origin(measured_of(found))}\n" if found else NOTHING
+    """Geometric means of each set on an H100."""
+    return by_set(current(records("h100/kernels")))
 
 
 def short() -> str:
@@ -87,14 +71,6 @@ def short() -> str:
     return "\n".join(text)
 
 
-def origin(good: Sequence[Record]) -> str:
-    """On what, with what and at which commit kernels were measured, and the greatest noise."""
-    newest = good[-1]
-    commits = ", ".join(f"`{commit}`" for commit in dict.fromkeys(record["commit"] for record in good))
-    machine = f"{newest['machine']['title']}, driver {newest['versions'].get('driver', 'unknown')}"
-    return f"{machine}, commit {commits}.\n{tools(good)}"
-
-
 def tools(good: Sequence[Record]) -> str:
     """With what kernels were measured, and the greatest noise."""
     newest = good[-1]
@@ -106,18 +82,18 @@ def tools(good: Sequence[Record]) -> str:
 
 
 def means() -> str:
-    """Geometric means of each set, those of the shapes by sparsity; where they were measured, and a plot."""
-    text = [by_set(current(records("kernels")), read_shapes(SHAPES_FILE).sparsities), conditions()]
+    """Geometric means of each set; where they were measured, and a plot."""
+    text = [by_set(current(records("kernels")))]
     if PLOT_OF_ROOFLINE.exists():
         text.append(f"![Fraction of the roofline](../benchmarks/results/{PLOT_OF_ROOFLINE.name})\n")
     return "\n".join(text)
 
 
-def by_set(found: Sequence[Record], sparsities: Sequence[float]) -> str:
-    """Geometric means of each set, and of the shapes at these sparsities."""
+def by_set(found: Sequence[Record]) -> str:
+    """Geometric means of each set, those of the shapes by sparsity, and where they were measured."""
     drawn, seven, real = ([one for one in found if one["set"] == name] for name in ("shapes", "seven", "real"))
     groups: dict[str, Sequence[Record]] = {SETS["seven"]: seven}
-    for sparsity in sparsities:
+    for sparsity in read_shapes(SHAPES_FILE).sparsities:
         groups[f"shapes at {sparsity:.0%}"] = [record for record in drawn if zeros(record) == sparsity]
     groups |= {SETS["shapes"]: drawn, SETS["real"]: real}
     keys = columns(found)
@@ -125,12 +101,11 @@ def by_set(found: Sequence[Record], sparsities: Sequence[float]) -> str:
         (name, str(len(measured_of(group))), *(cell(mean_ratio(group, key)) for key in keys))
         for name, group in groups.items()
     ]
-    return table(("set", "kernels", *keys.values()), lines, right=len(keys) + 1)
+    return f"{table(('set', 'kernels', *keys.values()), lines, right=len(keys) + 1)}\n{conditions(found)}"
 
 
-def conditions() -> str:
+def conditions(found: Sequence[Record]) -> str:
     """Where the sets were measured; commits, greatest noise and failures of each."""
-    found = current(records("kernels"))
     if not measured_of(found):
         return NOTHING
     places = dict.fromkeys(
@@ -152,5 +127,4 @@ PAGE = DOCS / "kernels.md"
 REGIONS = {
     "kernels means": means,
     "kernels h100": elsewhere,
-    "kernels recorded": recorded,
 }
