@@ -198,9 +198,13 @@ def batches() -> str:
 
 
 def _where(found: Sequence[Record]) -> str:
-    """The GPU, driver and commits of some lines."""
-    places = {f"{one['machine']['title']}, driver {one['versions']['driver']}, {one['commit']}" for one in found}
-    return f"\n{'; '.join(sorted(places))}.\n"
+    """The GPUs and drivers of some lines, each with its commits."""
+    commits: dict[str, set[str]] = {}
+    for one in found:
+        place = f"{one['machine']['title']}, driver {one['versions']['driver']}"
+        commits.setdefault(place, set()).add(one["commit"])
+    told = (f"{place}, {', '.join(sorted(own))}" for place, own in sorted(commits.items()))
+    return f"\n{'; '.join(told)}.\n"
 
 
 def prefill() -> str:
