@@ -53,12 +53,12 @@ def rows(records: Sequence[Record]) -> list[Row]:
         return ", ".join(f"{geometric_mean(found):.2f}" for found in of_ratio)
 
     gpu = ", H100" if records[0].get("device") == "h100" else ""
-    ratios = f"load ratios {', '.join(map(str, LOAD_RATIOS))}{gpu}"
     most = max(SIMILARITIES)
-    found = [Row(f"time with Algorithm 1 over that without, R = {most}, {ratios}", "below 1", shares(plain, [most]))]
+    what = f"time with Algorithm 1 over that without, R = {most}, load ratios {', '.join(map(str, LOAD_RATIOS))}{gpu}"
+    found = [Row(what, "below 1", shares(plain, [most]))]
     for other in others:
         if any(method == other for *_, method in micros):
-            what = f"time with Algorithm 1 over that with {other.removeprefix('with ')}, mean over R, {ratios}"
+            what = f"time with Algorithm 1 over that with {other.removeprefix('with ')}, mean over R{gpu}"
             found.append(Row(what, "-", shares(other, SIMILARITIES)))
     return found
 
