@@ -7,11 +7,12 @@
 needs an NVIDIA GPU of the device table. The sets: ``seven`` layers of BERT and ResNet-50, the 205 ``shapes``
 of datasets/shapes.toml, and every ``.smtx`` and ``.npz`` file below ``--layers`` (``real``; for each ``--n``, or N as
 in ``benchmarks.real_weights``). Each problem is tuned over the whole space and has one line in ``kernels.jsonl``, its
-old one replaced; one that fails has a line that says why, and the run goes on. ``--resume`` leaves out what the file
-has a time for, measured on such a GPU with the same options; failures are tried again. A table is printed last, and the
-plots ``kernels_speedup.png`` and ``kernels_bound.png`` are drawn from the whole file. ``--stop-after`` begins no
-problem after so many seconds, ``--budget-seconds`` is what the tuning of one may take. ``--part`` takes every COUNTth
-problem from the Ith on, 0 being the first, for one of several GPUs. Exits 1 if a problem failed.
+old one replaced; one that fails has a line that says why, and the run goes on. cuBLAS is timed once for all matrices of
+a shape. ``--resume`` leaves out what the file has a time for, measured on such a GPU with the same options; failures
+are tried again. A table is printed last, and the plots ``kernels_speedup.png`` and ``kernels_bound.png`` are drawn from
+the whole file. ``--stop-after`` begins no problem after so many seconds, ``--budget-seconds`` is what the tuning of one
+may take. ``--part`` takes every COUNTth problem from the Ith on, 0 being the first, for one of several GPUs. Exits 1 if
+a problem failed.
 """
 
 import argparse
