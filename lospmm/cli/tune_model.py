@@ -30,7 +30,7 @@ from lospmm.cli.options import (
 )
 from lospmm.cli.output import print_json, print_table
 from lospmm.errors import BadRequest
-from lospmm.gpu.detect import device_of, own_gpu
+from lospmm.gpu.detect import device_of
 from lospmm.matrix.layers import REPORT_FILE, Found, open_model
 from lospmm.matrix.readers import VECTOR, MatrixFile
 from lospmm.model.batch import join_layers, tune_here
@@ -107,7 +107,7 @@ def _table(path: Path | None, own: Mapping[str, Any]) -> LayerTable:
 
 def _tuned_here(batch: Batch, out: Path, *, quiet: bool) -> ModelFolder:
     gpu = device_of(batch.device)
-    batch.options.resolved(gpu, own_gpu())  # refuse once what no layer can have
+    batch.check_here(gpu)
     batch = replace(batch, device=gpu.name, model=replace(batch.model, read=partial(_noted, batch)))
     folder = _opened(out, batch, quiet=quiet)
     names = [kernel.name for kernel in batch.kernels]

@@ -14,6 +14,8 @@ from pathlib import Path
 from lospmm.artifact import artifact
 from lospmm.artifact.artifact import STALE_SECONDS, Artifact
 from lospmm.errors import BadRequest, DiskFault, LospmmError
+from lospmm.families.candidate import UNROLLED
+from lospmm.gpu.detect import own_gpu
 from lospmm.matrix.layers import KERNELS_FILE, REPORT_FILE, LayerSource, folder_of
 from lospmm.matrix.readers import MatrixFile
 from lospmm.model.layer_table import LayerKernel, LayerTable, none_asked
@@ -29,6 +31,7 @@ from lospmm.model.report import (
 )
 from lospmm.problem.device import DeviceSpec
 from lospmm.store import is_locked_alone
+from lospmm.tuning.job import check_verifier
 from lospmm.tuning.options import Options
 from lospmm.tuning.request import Request
 
@@ -57,6 +60,11 @@ class Batch:
         self.check_asked(self.table.skipped(self.model.names, self.model.axes))
         for kernel in self.kernels:
             kernel.row.options(self.options).check_dtype()
+
+    def check_here(self, gpu: DeviceSpec) -> None:
+        """Raise BadRequest or ToolchainFault for options that no layer can be tuned with on this machine."""
+        options = self.options.resolved(gpu, own_gpu())
+        check_verifier(options, is_unrolled=UNROLLED in options.family_names)
 
     def check_asked(self, skipped: Mapping[str, str]) -> None:
         """Raise BadRequest if all layers are skipped."""

@@ -88,6 +88,16 @@ def find_host_compiler() -> Path | None:
     return None if found is None else Path(found)
 
 
+def required_host_compiler() -> Path:
+    """Return g++. Raises ToolchainFault without it."""
+    if (found := find_host_compiler()) is None:
+        raise ToolchainFault(
+            "kernels that keep A as data, and CUDA C++, run on a CPU by g++, which is not on PATH: install it, or pass "
+            "--verify none"
+        )
+    return found
+
+
 @cache
 def host_compiler_version(compiler: Path) -> str:
     """Return g++'s version line."""

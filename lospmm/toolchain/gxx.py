@@ -4,10 +4,9 @@ import hashlib
 import json
 from pathlib import Path
 
-from lospmm.errors import ToolchainFault
 from lospmm.store import Store
 from lospmm.toolchain import lifetime
-from lospmm.toolchain.discover import find_host_compiler, host_compiler_version
+from lospmm.toolchain.discover import host_compiler_version, required_host_compiler
 from lospmm.toolchain.faults import compiler_fault
 from lospmm.toolchain.process import compile_limits, run
 
@@ -25,9 +24,7 @@ def compile_shared_library(text: str, *, header: str, store: Store, options: tup
 
     Raises ToolchainFault if there is no g++ or it fails.
     """
-    compiler = find_host_compiler()
-    if compiler is None:
-        raise ToolchainFault("running a kernel on the CPU needs g++ on PATH; install it, or pass --verify none")
+    compiler = required_host_compiler()
     decisive = json.dumps([host_compiler_version(compiler), options, header, text])
     key = hashlib.sha256(decisive.encode()).hexdigest()
     if kept := store.get("library", key):

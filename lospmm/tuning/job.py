@@ -11,10 +11,10 @@ from lospmm.gpu.libraries import BASELINES, DENSE_OF
 from lospmm.problem.problem import Problem
 from lospmm.stages import Stages
 from lospmm.store import Store
-from lospmm.toolchain.discover import check_arch, find_toolkit
+from lospmm.toolchain.discover import check_arch, find_toolkit, required_host_compiler
 from lospmm.tuning.budget import Budget
 from lospmm.tuning.options import DENSE, Options
-from lospmm.tuning.refusal import unrolled_refusal
+from lospmm.tuning.refusal import takes_unrolled, unrolled_refusal
 from lospmm.tuning.session import Session
 
 #: Time after the search, in microseconds of one core per nonzero: to build the winner and write its text, by emitter;
@@ -83,3 +83,10 @@ def check_job(problem: Problem, options: Options) -> None:
         raise BadRequest(f"{why}; other families may have a kernel for it")
     check_arch(find_toolkit(), problem.device.arch)
     check_target(options.emitter, problem.device.arch)
+    check_verifier(options, is_unrolled=takes_unrolled(problem, options))
+
+
+def check_verifier(options: Options, *, is_unrolled: bool) -> None:
+    """Raise ToolchainFault if a kernel, unrolled or with A as data, is to be verified by g++ and there is none."""
+    if options.verify == "cpu" and not (is_unrolled and options.emitter != "cuda"):
+        required_host_compiler()

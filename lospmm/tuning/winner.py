@@ -16,7 +16,7 @@ from lospmm.settings import settings
 from lospmm.toolchain.compile import Built
 from lospmm.tuning.build import Build, build, build_with_source, with_source
 from lospmm.tuning.builders import PrefetchedBuilds
-from lospmm.tuning.job import Job
+from lospmm.tuning.job import Job, check_verifier
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,6 +33,7 @@ def build_winner(job: Job, winner: Candidate, prefetched: PrefetchedBuilds) -> B
 
     Raises Unsupported, ToolchainFault and CancelledError.
     """
+    check_verifier(job.options, is_unrolled=winner.is_unrolled)
     runs = prefetched.kept(winner)
     builders = None if runs is None else job.session.builders(job.options.emitter)
     with ExitStack() as stack:

@@ -26,6 +26,7 @@ from lospmm.model.folder import Batch, ModelFolder, alone_in
 from lospmm.model.layer_table import ANY, LayerSpec, LayerTable
 from lospmm.model.report import COLUMNS
 from lospmm.store import is_locked_alone
+from lospmm.toolchain import discover
 from lospmm.tuning import jobs, one_copy
 from lospmm.tuning.request import Request
 from tests.cli.command import COMMAND, H200, WEIGHTS, Answer, Command, draw, process
@@ -370,6 +371,16 @@ def test_weights_of_16_bits_are_noted(tune_model: Callable[..., Answer], tmp_pat
     assert [line for line in answer.err.splitlines() if line.startswith("note: ")] == [elements]
     table = ("--layers", tmp_path / "half.toml", *H200, "--quiet", "--verify", "none", "--out", tmp_path / "half")
     assert process("tune-model", tmp_path / "net.safetensors", *table).err == ""
+
+
+def test_a_model_that_only_gxx_can_verify_is_refused_once(
+    tune_model: Callable[..., Answer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(discover, "find_host_compiler", lambda: None)
+    save_file({"a": WEIGHTS, "b": WEIGHTS}, tmp_path / "net.safetensors")
+    answer = tune_model(tmp_path / "net.safetensors", "--families", "csr,hyb")
+    assert (answer.status, len(answer.err.splitlines())) == (4, 1)
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_folder_of_matrices(tune_model: Callable[..., Answer], tmp_path: Path) -> None:

@@ -59,5 +59,5 @@ def test_a_text_that_does_not_compile_is_a_fault(store: Store) -> None:
 def test_no_compiler_is_a_fault(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     find_host_compiler.cache_clear()
-    with pytest.raises(ToolchainFault, match=r"needs g\+\+"):
+    with pytest.raises(ToolchainFault, match=r"by g\+\+, which is not on PATH: install it"):
         compile_shared_library(TEXT, header=SHIM, store=store)

@@ -22,8 +22,8 @@ from lospmm.problem.problem import Problem
 from lospmm.settings import settings
 from lospmm.space.candidates import UnrolledPlan
 from lospmm.store import Store
-from lospmm.toolchain import compilers
-from lospmm.tuning import build, jobs, tuner
+from lospmm.toolchain import compilers, discover
+from lospmm.tuning import build, jobs, tuner, winner
 from lospmm.tuning.options import Options
 from lospmm.tuning.request import Request
 from tests.fixtures.full_disk import take_no_kernels
@@ -210,3 +210,17 @@ def test_a_cancelled_job_keeps_no_kernel(store: Store, stage: str) -> None:
 @pytest.mark.parametrize("fault", [NothingFits, VerificationFailed, BadRequest])
 def test_exit_codes_are_those_of_the_errors(fault: type[LospmmError]) -> None:
     assert fault.exit_code == {NothingFits: 3, VerificationFailed: 5, BadRequest: 2}[fault]
+
+
+def test_a_kernel_that_only_gxx_can_verify_is_refused_before_it_is_built(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(discover, "find_host_compiler", lambda: None)
+    assert jobs.tune(request(emitter="sass"), store=store).manifest["verified"]["on"] == "cpu"
+    monkeypatch.setattr(winner, "build", None)
+    for options in ({"families": "csr"}, {"emitter": "cuda"}):
+        with pytest.raises(ToolchainFault, match=r"by g\+\+, which is not on PATH"):
+            jobs.tune(request(**options), store=store)
+    monkeypatch.setattr(tuner, "winner_of", lambda _, known, __: known.plans[0])
+    with pytest.raises(ToolchainFault, match=r"by g\+\+, which is not on PATH"):
+        jobs.tune(request(n=8), store=store)
