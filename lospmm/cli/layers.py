@@ -10,7 +10,7 @@ import typer
 from lospmm.cli.options import say
 from lospmm.errors import BadMatrix, BadRequest, LospmmError, extra_needed
 from lospmm.matrix.limit import limit_hint
-from lospmm.matrix.mapped import content_of
+from lospmm.matrix.readers import content_in
 from lospmm.model.layer_table import LayerTable
 from lospmm.model.onnx_table import table_of_onnx
 
@@ -53,7 +53,7 @@ def layers(
 def _of_onnx(model: str, example: list[str], min_sparsity: float) -> LayerTable:
     try:
         with Path(model).open("rb") as file:
-            return table_of_onnx(content_of(file), example, min_sparsity=min_sparsity)
+            return table_of_onnx(content_in(file), example, min_sparsity=min_sparsity)
     except OSError as error:
         raise BadRequest(f"{model}: cannot be read: {error.strerror}") from None
     except BadMatrix as error:

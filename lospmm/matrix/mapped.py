@@ -8,6 +8,7 @@ import io
 import mmap
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from tempfile import SpooledTemporaryFile
 from typing import IO, Any, TypeAlias
 
@@ -39,6 +40,19 @@ def content_of(file: IO[bytes]) -> Content:
         return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
     file.seek(0)
     return file.read()
+
+
+class LocalFile(mmap.mmap):
+    """A mapped file of this machine, and its folder, where it may name other files."""
+
+    folder: Path
+
+
+def local_file(file: IO[bytes]) -> LocalFile:
+    """Return all bytes of an open file that is not empty, mapped."""
+    mapped = LocalFile(file.fileno(), 0, access=mmap.ACCESS_READ)
+    mapped.folder = Path(file.name).parent
+    return mapped
 
 
 def give_back(content: Content | memoryview) -> None:

@@ -21,7 +21,7 @@ from lospmm.matrix import npz as npy
 from lospmm.matrix import onnx_file, safetensors_file, torch_file
 from lospmm.matrix import text as matrix_text
 from lospmm.matrix.csr import SparseMatrix, check_axes, check_shape, from_coo, transposed
-from lospmm.matrix.mapped import Content, Decode, as_it_is, content_of, nonzeros
+from lospmm.matrix.mapped import Content, Decode, as_it_is, content_of, local_file, nonzeros
 from lospmm.settings import settings
 
 #: Whether a file holds its values or only a pattern, whose values are then drawn from a normal distribution.
@@ -80,7 +80,7 @@ def content_in(stream: IO[bytes]) -> Content:
     """
     beginning = stream.read(_BEGINNING_BYTES)
     if is_model(beginning):
-        return content_of(stream)
+        return local_file(stream) if _kind(beginning) == "onnx" else content_of(stream)
     return beginning + stream.read(settings().max_upload_bytes + 1 - len(beginning))
 
 

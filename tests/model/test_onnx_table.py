@@ -1,15 +1,19 @@
 """The layer table of ONNX models: each way in which a weight is multiplied, and a network as PyTorch exports it."""
 
+import copy
 import io
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from lospmm.errors import BadMatrix, BadRequest
-from lospmm.matrix.readers import read_model, tensors_of_model
+from lospmm.matrix.csr import from_dense
+from lospmm.matrix.layers import open_model
+from lospmm.matrix.readers import read, read_model, tensors_of_model
 from lospmm.model.layer_table import LayerSpec, LayerTable
 from lospmm.model.onnx_table import table_of_onnx
 
@@ -159,10 +163,45 @@ def test_files_that_are_not_whole() -> None:
     apart.data_location = TensorProto.EXTERNAL
     short = numpy_helper.from_array(WIDE, "w.weight")
     short.raw_data = short.raw_data[:-4]
-    for tensor, why in ((apart, "lies in another file"), (short, "1532 bytes are no FLOAT of shape")):
+    for tensor, why in (
+        (apart, "which was not sent; save"),
+        (short, "1532 bytes are no FLOAT of shape"),
+    ):
         graph = helper.make_graph([], "graph", [], [], [tensor])
         with pytest.raises(BadMatrix, match=why):
             list(read_model(helper.make_model(graph).SerializeToString(), "m.onnx"))
+
+
+def test_weights_in_a_file_beside_the_model(tmp_path: Path) -> None:
+    """As torch.onnx.export writes them, unless told otherwise."""
+    weights = {"v.weight": WIDE, "w.weight": WIDE[::-1]}
+    nodes = [node("Gemm", "x", "w.weight", transB=1)]
+    path, data = tmp_path / "m.onnx", tmp_path / "m.onnx.data"
+    model = onnx.load_from_string(model_of(nodes, weights, {"x": (5, 16)}))
+    onnx.save(model, path, save_as_external_data=True, location=data.name, size_threshold=0)
+    assert read(path, tensor="w.weight").matrix == from_dense(WIDE[::-1])
+    assert list(open_model(path).names) == ["v.weight", "w.weight"]
+    for file, key, value in (
+        ("far.onnx", "location", f"../{tmp_path.name}/{data.name}"),
+        ("wrong.onnx", "offset", "x"),
+        ("beyond.onnx", "offset", "9999999"),
+    ):
+        other = copy.deepcopy(model)
+        for entry in other.graph.initializer[0].external_data:
+            entry.value = value if entry.key == key else entry.value
+        (tmp_path / file).write_bytes(other.SerializeToString())
+    for file, why in (
+        ("far.onnx", "'v.weight' lies in the file '../.*', not in the folder of the model"),
+        ("wrong.onnx", "which cannot be read: invalid literal"),
+        ("beyond.onnx", "'v.weight': 0 bytes are no FLOAT of shape"),
+    ):
+        with pytest.raises(BadMatrix, match=why):
+            open_model(tmp_path / file)
+    with pytest.raises(BadMatrix, match="which was not sent"):
+        list(read_model((tmp_path / "wrong.onnx").read_bytes(), "wrong.onnx"))
+    data.unlink()
+    with pytest.raises(BadMatrix, match=r"'v.weight' lies in the file 'm\.onnx\.data'.*cannot be read: No such file"):
+        open_model(path)
 
 
 def test_a_network_as_it_is_exported() -> None:
