@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from lospmm.cli.options import say
+from lospmm.cli.options import MIN_SPARSITY, MinSparsityOption, say
 from lospmm.errors import BadMatrix, BadRequest, LospmmError, extra_needed
 from lospmm.matrix.limit import limit_hint
 from lospmm.matrix.readers import content_in
@@ -25,9 +25,7 @@ def layers(
         typer.Option("--example", help="Shape of an input, as 32x3x224x224, or 1x128:int64; one for each input."),
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="The .toml to write; else it is printed.")] = None,
-    min_sparsity: Annotated[
-        float, typer.Option("--min-sparsity", help="Skip layers with a smaller share of zeros.")
-    ] = 0.6,
+    min_sparsity: MinSparsityOption = MIN_SPARSITY,
 ) -> None:
     """Write N or the convolution of each layer of a model, for `lospmm tune-model --layers`.
 

@@ -14,8 +14,7 @@ import typer
 from lospmm.artifact.artifact import Artifact
 from lospmm.errors import BadRequest, printable
 from lospmm.gpu.detect import device_of
-from lospmm.matrix import readers
-from lospmm.matrix.limit import UNPRUNED
+from lospmm.matrix import limit, readers
 from lospmm.problem.device import DEVICES, DeviceSpec, find_device
 from lospmm.problem.dtype import DTYPES, FLOAT32
 from lospmm.problem.problem import Problem
@@ -44,7 +43,7 @@ BiasesOption = Annotated[bool, typer.Option("--biases", help="Add the bias besid
 MinSparsityOption = Annotated[
     float, typer.Option("--min-sparsity", help="Skip layers with a smaller share of zeros; 0 skips none.")
 ]
-MIN_SPARSITY = UNPRUNED
+MIN_SPARSITY = limit.MIN_SPARSITY
 ReluOption = Annotated[bool, typer.Option("--relu", help="Apply ReLU to C.")]
 ResidualOption = Annotated[bool, typer.Option("--residual", help="Add a third argument of C's shape.")]
 DeviceOption = Annotated[str, typer.Option("--device", help="A GPU of the device table, a device file, or auto.")]

@@ -171,7 +171,7 @@ class Client:
         ``layers`` gives each layer its own n or convolution, bias and epilogue, in place of those of all layers. With
         several n a layer has a result for each, and ``progress`` names like fc1.weight@8.
         ``biases`` are those of layers by name, or True: each layer of a model's file has the one beside its weight.
-        Layers with a share of zeros below ``min_sparsity`` (0.1) are skipped, unless ``layers`` names them.
+        Layers with a share of zeros below ``min_sparsity`` (0.4) are skipped, unless ``layers`` names them.
 
         A layer that is wrong, or that has no kernel in the end, has an ``error`` and the others their kernels; what is
         ``skipped`` comes last. Raises BadMatrix where the model cannot be read at all, and the rest as ``tune``.

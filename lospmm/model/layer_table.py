@@ -34,7 +34,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from lospmm.errors import BadMatrix, BadRequest, printable
 from lospmm.matrix.csr import block_diagonal
 from lospmm.matrix.layers import folder_of, kernel_name
-from lospmm.matrix.limit import UNPRUNED, check_limit, too_few
+from lospmm.matrix.limit import MIN_SPARSITY, check_limit, too_few
 from lospmm.matrix.readers import MatrixFile
 from lospmm.problem.convolution import Convolution, parse_convolution
 from lospmm.problem.device import DeviceSpec
@@ -172,7 +172,7 @@ class LayerTable:
 
     rows: Mapping[str, LayerSpec]
     few: Sequence[float] = field(default=(), compare=False)
-    min_sparsity: float = field(default=UNPRUNED, compare=False)
+    min_sparsity: float = field(default=MIN_SPARSITY, compare=False)
 
     def __post_init__(self) -> None:
         check_limit(self.min_sparsity)

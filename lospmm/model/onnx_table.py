@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from lospmm.errors import BadMatrix, BadRequest, LospmmError, extra_needed, printable
 from lospmm.matrix import onnx_file
-from lospmm.matrix.limit import is_few, too_few
+from lospmm.matrix.limit import MIN_SPARSITY, is_few, too_few
 from lospmm.matrix.mapped import Content
 from lospmm.matrix.readers import MatrixFile, read_model
 from lospmm.model.layer_table import LayerSpec, LayerTable
@@ -33,7 +33,7 @@ class _Use:
     is_transposed: bool
 
 
-def table_of_onnx(content: Content, shapes: Sequence[str] = (), *, min_sparsity: float = 0.6) -> LayerTable:
+def table_of_onnx(content: Content, shapes: Sequence[str] = (), *, min_sparsity: float = MIN_SPARSITY) -> LayerTable:
     """Return a row for each weight of an ONNX model, by its name: its columns of B or its convolution, or why not.
 
     ``shapes`` are those of the model's inputs, in order, as 32x3x224x224; without them those in the file. A weight that

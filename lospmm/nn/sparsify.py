@@ -9,7 +9,7 @@ from torch import nn
 
 from lospmm.client.events import LayerProgress
 from lospmm.errors import BadRequest
-from lospmm.matrix.limit import check_limit
+from lospmm.matrix.limit import MIN_SPARSITY, check_limit
 from lospmm.nn.calling import Called, calling_of
 from lospmm.nn.choice import MARGIN, Shape, TimedSite, choose_in_model, swap
 from lospmm.nn.layer import call_parts
@@ -33,7 +33,7 @@ def sparsify_(
     device: str = "auto",
     choice: Choice = "measured",
     called: Called = "eager",
-    min_sparsity: float = 0.6,
+    min_sparsity: float = MIN_SPARSITY,
     server: str | None = None,
     key: str | None = None,
     progress: LayerProgress | None = None,

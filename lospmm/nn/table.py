@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from lospmm.errors import BadRequest, LospmmError
-from lospmm.matrix.limit import is_few
+from lospmm.matrix.limit import MIN_SPARSITY, is_few
 from lospmm.model.layer_table import LayerSpec, LayerTable
 from lospmm.nn.bound import dtype_of
 from lospmm.nn.site import Site, convolution_of, find_sites, forget_masks, learn_shapes
@@ -20,7 +20,7 @@ from lospmm.problem.problem import check_columns
 _INPUT = re.compile(r"([0-9]{1,9}(?:x[0-9]{1,9})*)(?::([a-z0-9]+))?")
 
 
-def layers(model: nn.Module, example: Any, *, min_sparsity: float = 0.6) -> LayerTable:
+def layers(model: nn.Module, example: Any, *, min_sparsity: float = MIN_SPARSITY) -> LayerTable:
     """Run ``example`` once, and return a row for each weight of ``model``, by its name in the state dict.
 
     Each row asks for the kernel that ``sparsify_`` would tune, at the most columns that the layer is called with. What

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 from pydantic_core import PydanticCustomError
 
 from lospmm.artifact.manifest import Manifest
-from lospmm.matrix.limit import UNPRUNED
+from lospmm.matrix.limit import MIN_SPARSITY
 from lospmm.problem.device import DEVICES
 from lospmm.problem.problem import MAX_COLUMNS
 from lospmm.tuning.options import CHOICES, Options
@@ -144,7 +144,7 @@ class ModelQuery(TuningQuery):
         description="Each kernel adds the bias that lies beside its weight in the model: fc.bias of fc.weight.",
     )
     min_sparsity: float = Field(
-        default=UNPRUNED,
+        default=MIN_SPARSITY,
         ge=0,
         le=1,
         description="Layers with a smaller share of zeros are skipped, unless a layer table names them; 0 skips none.",

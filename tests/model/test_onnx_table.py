@@ -108,7 +108,7 @@ def test_a_weight_that_a_node_transposes() -> None:
         (node("Conv", "x", "w.weight", auto_pad="SAME_UPPER"), pruned(8, 3, 3, 3), (1, 3, 9, 9), "both sides"),
         (node("Conv", "x", "w.weight", group=6), pruned(6, 1, 3, 3), (1, 6, 9, 9), "depthwise"),
         (node("Gemm", "x", "w.weight", transB=1), WIDE, ("batch", 16), "the shape of its input is ? x 16"),
-        (node("Gemm", "x", "w.weight", transB=1), WIDE + 1, (5, 16), "fewer zeros than the 60%"),
+        (node("Gemm", "x", "w.weight", transB=1), WIDE + 1, (5, 16), "fewer zeros than the 40%"),
         (node("Gemm", "x", "w.weight", transB=1), 0 * WIDE, (5, 16), "all its weights are zero"),
         (node("Relu", "x"), WIDE, (5, 16), "no node of the graph takes it"),
     ],

@@ -13,7 +13,7 @@ from torch.nn.utils import prune  # noqa: E402
 import lospmm.nn  # noqa: E402
 from tests.nn.models import drawn, error, exact, pruned  # noqa: E402
 
-LOW = {"device": "h200", "memory": "low", "min_sparsity": 0.4, "families": "bitmap"}
+LOW = {"device": "h200", "memory": "low", "families": "bitmap"}
 
 
 @torch.no_grad()

@@ -177,7 +177,7 @@ def test_several_columns_of_a_model(client: Client) -> None:
 def test_weights_that_are_not_pruned_are_skipped(client: Client) -> None:
     layers = {"embed": np.ones((4, 12)), "fc": weights(1)}
     pruned, dense = client.tune_model(layers, 64, device="h200")
-    assert (pruned.name, dense.name, dense.skipped) == ("fc", "embed", "fewer zeros than the 10% of min_sparsity")
+    assert (pruned.name, dense.name, dense.skipped) == ("fc", "embed", "fewer zeros than the 40% of min_sparsity")
     assert all(layer.kernel for layer in client.tune_model(layers, 64, device="h200", min_sparsity=0))
     with pytest.raises(BadRequest, match="no layer is asked for: embed: fewer zeros than the 90%"):
         client.tune_model(layers, 64, device="h200", min_sparsity=0.9)

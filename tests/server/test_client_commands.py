@@ -332,7 +332,7 @@ def test_a_layer_table_by_a_service_is_that_of_here(run: Command, port: int, tmp
     layers = {layer["name"]: layer for layer in report["layers"]}
     assert (report["n"], layers["conv/1.weight"]["n"], layers["conv/1.weight"]["k"]) == (None, 72, 36)
     assert (layers["fc.weight"]["n"], layers["head.weight"]["skipped"]) == (24, "its output is small")
-    assert layers["fc.dense"]["skipped"] == "fewer zeros than the 10% of min_sparsity"
+    assert layers["fc.dense"]["skipped"] == "fewer zeros than the 40% of min_sparsity"
     assert (layers["line.weight"]["k"], layers["line.weight"]["n"]) == (12, 16)
     shown = run(*command, "--out", tmp_path / "here").out
     assert "skipped: its output is small\n" in shown and shown.splitlines()[-1].startswith("1 vector, ")

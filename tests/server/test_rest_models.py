@@ -62,7 +62,7 @@ def test_every_weight_of_a_file_is_a_layer_and_equal_ones_are_tuned_once(
 def test_weights_that_are_not_pruned_are_skipped(client: TestClient, slow_toolkit: SlowToolkit) -> None:
     slow_toolkit.gate.touch()
     content = save_tensors({"embed": np.ones((4, 12), np.float32), "fc": weights(1)})
-    few = "fewer zeros than the 10% of min_sparsity"
+    few = "fewer zeros than the 40% of min_sparsity"
     layers = client.post(f"{POST}&wait=60", content=content).json()["layers"]
     assert [(layer["state"], layer["skipped"]) for layer in layers] == [("skipped", few), ("succeeded", None)]
     layers = client.post(f"{POST}&wait=60&min_sparsity=0", content=content).json()["layers"]
