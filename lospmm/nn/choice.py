@@ -290,6 +290,7 @@ def swap(works: Iterable[TimedSite], layout: Layout) -> frozenset[str]:
             shares=_share(site.name, layout.sharing(site.name, names)),
             frees_weight=work.frees_weight,
             dense_beyond=work.dense_beyond,
+            versions=site.versions,
         )
         swap_in(site.module, {site.weight: tuned})
     return first

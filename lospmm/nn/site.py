@@ -15,7 +15,7 @@ from lospmm.kernel import whole_number
 from lospmm.matrix.csr import SparseMatrix, from_dense
 from lospmm.matrix.limit import too_few
 from lospmm.nn.attention import no_fast_path, why_dense
-from lospmm.nn.bound import Tensors, dtype_of, named
+from lospmm.nn.bound import Tensors, dtype_of, named, versions_of
 from lospmm.nn.fusion import FusedConv2d, FusedLinear, evaluated
 from lospmm.nn.place import WeightPlace, as_images, forget_mask, is_dense, place_of, tensors_of, way_of
 from lospmm.nn.report import Row
@@ -58,6 +58,7 @@ class Site:
     place: WeightPlace
     matrix: SparseMatrix
     sparsity: float  # share of zeros in the weight; with groups, A has more
+    versions: tuple[int, ...] | None  # of its tensors when they were read, as in ``versions_of``
 
     @property
     def tensors(self) -> Tensors:
@@ -128,10 +129,11 @@ def find_sites(model: nn.Module, min_sparsity: float) -> tuple[list[Site], list[
         except LospmmError as error:
             rows.append(Row(shape=shape, sparsity=None, reason=str(error), **base))
             continue
-        sparsity = 1.0 - matrix.nnz / tensors_of(module, place).weight.numel()
+        tensors = tensors_of(module, place)
+        sparsity = 1.0 - matrix.nnz / tensors.weight.numel()
         reason = too_few(sparsity, min_sparsity) if matrix.nnz else "all its weights are zero"
         if reason is None:
-            sites.append(Site(full, module, weight, kind, place, matrix, sparsity))
+            sites.append(Site(full, module, weight, kind, place, matrix, sparsity, versions_of(tensors)))
             continue
         rows.append(Row(shape=(matrix.m, matrix.k), sparsity=sparsity, reason=reason, **base))
     return sites, rows

@@ -105,6 +105,7 @@ class Tuned:
     direct: DirectCalls | None = None
     frees_weight: bool = False  # on a GPU, keep the weight in host memory
     dense_beyond: bool = False  # more columns than those of every kernel are faster dense than in pieces
+    versions: tuple[int, ...] | None = None  # of the tensors when they were read for the kernels, until ``swap``
     gpu: torch.device | None = None  # where the kernels run while it is there; None: where the weight is
 
 
@@ -174,6 +175,7 @@ def swap(module: nn.Module, tuned: Mapping[str, Tuned], sparse: type[Sparse]) ->
     for name in tuned:
         state.hooks |= take_hooks(module, name)
     rebind(module)
+    state.tuned = {name: replace(one, versions=None) for name, one in state.tuned.items()}
 
 
 def _watch(module: nn.Module, state: State) -> None:
@@ -260,7 +262,7 @@ def bind(tuned: Tuned, tensors: Tensors, device: torch.device) -> BoundKernels:
     if reason is None:
         for bucket in buckets:
             bound.ready[bucket.call] = _ready(bucket, device, is_only_copy=tuned.gpu is not None)
-    bound.look()
+    bound.look(tuned.versions)
     bound.refusal = bound.refusal or reason
     return bound
 

@@ -18,7 +18,8 @@ import lospmm.nn  # noqa: E402
 from lospmm.client.events import LayerProgress  # noqa: E402
 from lospmm.errors import BadRequest, NothingFits  # noqa: E402
 from lospmm.kernel import Kernel  # noqa: E402
-from lospmm.nn import sparsify  # noqa: E402
+from lospmm.matrix.csr import from_dense  # noqa: E402
+from lospmm.nn import bound, sparsify  # noqa: E402
 from lospmm.nn.sources import tuner_here  # noqa: E402
 from lospmm.nn.tuning import Tuner  # noqa: E402
 from lospmm.problem.problem import Problem  # noqa: E402
@@ -138,6 +139,25 @@ def test_other_weights_are_dense_until_the_tuned_ones_are_back() -> None:
         model(x)
     model.load_state_dict(kept)
     assert lospmm.nn.status(model) == {"0": "", "2": ""}
+
+
+@torch.no_grad()
+def test_weights_are_compared_again_only_if_written_to_while_tuned(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+    monkeypatch.setattr(bound, "from_dense", lambda a: read.append(len(a)) or from_dense(a))
+    model = perceptron()
+
+    def write(layer: str, *_: object) -> None:
+        if layer == "2":
+            model[2].weight += 1.0
+
+    lospmm.nn.sparsify_(model, n=10, **EMULATED)
+    assert read == []
+    assert lospmm.nn.status(model) == {"0": "", "2": ""}
+    assert read == [40, 16]
+    lospmm.nn.restore_(model)
+    with pytest.warns(UserWarning, match="its weights are not those"):
+        lospmm.nn.sparsify_(model, n=11, **EMULATED, progress=write)
 
 
 @torch.no_grad()
