@@ -20,7 +20,7 @@ from torch.nn.utils import prune
 import lospmm.nn
 from lospmm.cli import main as cli
 from lospmm.model.report import read_report
-from lospmm.nn import transpose, whole
+from lospmm.nn import operator, transpose, whole
 from lospmm.nn.calling import calling_of
 from lospmm.nn.operator import spmm
 
@@ -356,8 +356,8 @@ def test_a_matrix_is_turned_over(perceptron: Model, shape: tuple[int, int], dtyp
 
 
 @torch.no_grad()
-def test_one_copy_of_the_weights_serves_every_call() -> None:
-    """Dense weights leave the GPU, and come back; the kernels run in a CUDA graph, and beside moves of the model."""
+def test_one_copy_of_the_weights_serves_every_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dense weights leave the GPU, and come back; the kernels run in CUDA graphs, and beside moves of the model."""
     model = pruned(nn.Linear(1024, 2048), nn.GELU(), nn.Linear(2048, 1024)).half()
     for layer in (model[0], model[2]):
         layer.weight.mul_(torch.rand_like(layer.weight) < 0.5)
@@ -381,6 +381,12 @@ def test_one_copy_of_the_weights_serves_every_call() -> None:
     x.normal_()
     graph.replay()
     assert error(y, double(dense, x)) < 3e-3
+    compiled = torch.compile(model, mode="reduce-overhead", fullgraph=True)
+    for _ in range(3):
+        compiled(x)
+    with monkeypatch.context() as patch:
+        patch.setattr(operator, "_by_kernel", None)  # its graph is replayed
+        assert error(compiled(x.normal_()), double(dense, x)) < 3e-3
     model.to("cuda")
     assert {weight.device.type for weight in weights} == {"cpu"} and not any(lospmm.nn.status(model).values())
     assert all(torch.equal(value.cuda(), dense.state_dict()[name]) for name, value in model.state_dict().items())
