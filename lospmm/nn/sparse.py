@@ -271,12 +271,16 @@ def misfit(dtype: torch.dtype, device: torch.device, buckets: Sequence[ColumnBuc
     """Return why the kernels cannot run on ``device`` with weights of ``dtype``, or None."""
     if dtype is not (wanted := torch_dtype_of(buckets[0].kernel.artifact.manifest)):
         return f"its weights are {named(dtype)}, and its kernels take {named(wanted)}"
+    return misplaced(device, buckets[0].kernel.artifact.manifest["arch"], emulate=emulate)
+
+
+def misplaced(device: torch.device, arch: str, *, emulate: bool) -> str | None:
+    """Return why kernels for ``arch`` cannot run on ``device``, or None."""
     if device.type == "cpu":
         how = "choice='sparse' of sparsify_, emulate=True of load_"
         return None if emulate else f"it is on the CPU; to emulate kernels there: {how}"
     if device.type != "cuda":
         return f"it is on {device}, and kernels run on NVIDIA GPUs"
-    arch = buckets[0].kernel.artifact.manifest["arch"]
     own = "sm_{}{}".format(*torch.cuda.get_device_capability(device))
     return None if arch.rstrip("a") == own else f"its kernels are for {arch}, and {device} is {own}"
 

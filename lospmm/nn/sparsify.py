@@ -18,7 +18,7 @@ from lospmm.nn.one_copy import join_kernels, rounded
 from lospmm.nn.report import ModelTimes, Report, Row
 from lospmm.nn.site import Site, column_shapes, find_sites, forget_masks, learn_shapes
 from lospmm.nn.sources import tuner_here, tuner_there
-from lospmm.nn.sparse import check_model, restore_
+from lospmm.nn.sparse import check_model, misplaced, restore_
 from lospmm.nn.tuning import Tuner
 from lospmm.tuning.options import options_of
 
@@ -75,6 +75,8 @@ def sparsify_(
         is_low = own.memory == "low"
         choice = "sparse" if is_low else choice
         try:
+            if choice == "measured":
+                _check_timed(sites, tuner.device.arch)
             times = _swapped(model, works, tuner, example, columns, choice, called, is_low=is_low)
         except BaseException:
             restore_(model)
@@ -104,6 +106,13 @@ def _checked(
     if example is None and not columns:
         raise BadRequest("give an example of the model's input, or n, the columns that its products have")
     return columns
+
+
+def _check_timed(sites: Sequence[Site], arch: str) -> None:
+    """Raise BadRequest if no layer is where its kernels, for ``arch``, could be timed."""
+    reasons = [misplaced(site.tensors.weight.device, arch, emulate=False) for site in sites]
+    if all(reasons) and reasons:
+        raise BadRequest(f"choice measured: the model cannot be timed: {reasons[0]}")
 
 
 def _swapped(

@@ -10,7 +10,7 @@ from torch import nn  # noqa: E402
 from torch.nn.utils import parametrize  # noqa: E402
 
 import lospmm.nn  # noqa: E402
-from lospmm.nn import choice, timing, whole  # noqa: E402
+from lospmm.nn import choice, sparsify, timing, whole  # noqa: E402
 from lospmm.nn.layer import SparseLinear  # noqa: E402
 from lospmm.nn.sparse import Sparse  # noqa: E402
 from tests.nn.models import MAX_ERROR, Mask, drawn, error, pruned  # noqa: E402
@@ -29,6 +29,7 @@ def test_the_faster_are_chosen_and_their_neighbours_timed_again(monkeypatch: pyt
         return times[site.name][0 if site.module.lospmm_tuned.features_first or fed_first else 1]
 
     monkeypatch.setattr(choice, "misfit", lambda *_, **__: None)
+    monkeypatch.setattr(sparsify, "misplaced", lambda *_, **__: None)
     monkeypatch.setattr(timing, "dense_micros", lambda *_, **__: 4.0)
     monkeypatch.setattr(timing, "sparse_micros", sparse_micros)
     monkeypatch.setattr(whole, "block_of", lambda model, *_: lambda: 9.0 if type(model[0]) is SparseLinear else 12.0)
@@ -62,6 +63,7 @@ def test_masks_outlive_the_trials_of_a_model(
         parametrize.register_parametrization(layer, "weight", Unregistered(torch.rand(8, 8) < 0.2))
     wanted, keys = model(x).double(), list(model.state_dict())
     monkeypatch.setattr(choice, "misfit", lambda *_, **__: None)
+    monkeypatch.setattr(sparsify, "misplaced", lambda *_, **__: None)
     monkeypatch.setattr(timing, "dense_micros", lambda *_, **__: 4.0)
     monkeypatch.setattr(timing, "sparse_micros", lambda site, *_, **__: 1.0 + int(site.name))
 

@@ -187,12 +187,8 @@ def test_an_interruption_leaves_the_model_as_it_was(monkeypatch: pytest.MonkeyPa
     assert [type(one) for one in model] == [nn.Linear, nn.GELU, nn.Linear]
 
 
-def test_what_cannot_be_timed_here_stays_dense() -> None:
+def test_a_model_that_cannot_be_timed_here_is_refused_before_it_is_tuned() -> None:
     model = perceptron()
-    told: list[tuple[str, str]] = []
-    report = lospmm.nn.sparsify_(
-        model, n=7, device="h200", verify="none", progress=lambda layer, stage, *_: told.append((layer, stage))
-    )
-    assert {row.reason.partition(":")[0] for row in report.rows} == {"it cannot be timed here"}
+    with pytest.raises(BadRequest, match="choice measured: the model cannot be timed: it is on the CPU"):
+        lospmm.nn.sparsify_(model, n=7, device="h200", progress=lambda *_: pytest.fail("tuned"))
     assert type(model[0]) is nn.Linear
-    assert {("0", "emit"), ("2", "compile")} <= set(told)

@@ -20,7 +20,7 @@ from torch.nn.utils import prune  # noqa: E402
 import lospmm  # noqa: E402
 import lospmm.nn  # noqa: E402
 from lospmm.errors import Unsupported  # noqa: E402
-from lospmm.nn import choice, timing, whole  # noqa: E402
+from lospmm.nn import choice, sparsify, timing, whole  # noqa: E402
 from lospmm.nn.calling import apart, calling_of  # noqa: E402
 from lospmm.nn.choice import settled  # noqa: E402
 from lospmm.nn.layout import UNKNOWN  # noqa: E402
@@ -76,6 +76,7 @@ def test_layers_are_timed_on_their_kernels(called: Any, monkeypatch: pytest.Monk
     monkeypatch.setattr(timing, "micros_of", micros_of)
     monkeypatch.setattr(whole, "block_of", block_of)
     monkeypatch.setattr(choice, "misfit", lambda *_, **__: None)
+    monkeypatch.setattr(sparsify, "misplaced", lambda *_, **__: None)
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
     x = drawn(2, 4, 8)
     models = [
