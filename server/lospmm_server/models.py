@@ -99,7 +99,7 @@ def read_model(files: Received, query: ModelQuery, order: Callable[[Request], Ke
     if all(layer.order is None for layer in layers):
         raise first or none_asked(layers[0].name, str(layers[0].skipped))
     if lacks_biases:
-        raise readers.no_biases([layer.name for layer in layers])
+        raise readers.no_biases([layer.name for layer in layers if layer.skipped is None])
     name = query.name or _stem(files.matrices[0].filename or "model")
     n = wanted.table.n or 0
     return ModelOrder(_id(name, layers, team), printable(name)[:NAME_CHARACTERS], n, wanted.device.name, layers)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from http import HTTPStatus
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
@@ -73,6 +73,14 @@ ERRORS: Mapping[type[LospmmError], ProblemKind] = {
     GaveUp: ProblemKind("gave-up", "The job ends its workers", 500),
     OutOfTime: ProblemKind("out-of-time", "The job took too long", 500),
     LayersFailed: ProblemKind("layers-failed", "Some layers have no kernel", 500),
+}
+
+#: What a parameter with a pattern takes.
+FORMS: Mapping[str, str] = {
+    "n": "give one or several whole numbers from 1, as 1,8,512",
+    "id": "give the 64 hexadecimal digits of a job",
+    "digest": "give the 64 hexadecimal digits of a kernel",
+    "cursor": "give `next` of the page before",
 }
 
 BAD_PARAMETER = ProblemKind("bad-parameter", "A parameter is wrong", 422)
@@ -163,9 +171,14 @@ def _problem(kind: ProblemKind, detail: str) -> Problem:
 
 def _wrong_parameters(error: RequestValidationError) -> str:
     found = error.errors()
-    named = [f"{_place(wrong['loc'])}: {wrong['msg']}" for wrong in found[:NAMED_PARAMETERS]]
+    named = [f"{_place(wrong['loc'])}: {_fault(wrong)}" for wrong in found[:NAMED_PARAMETERS]]
     more = len(found) - len(named)
     return "; ".join([*named, f"and {more} more"] if more else named)
+
+
+def _fault(wrong: Mapping[str, Any]) -> str:
+    form = FORMS.get(str(wrong["loc"][-1])) if wrong.get("type") == "string_pattern_mismatch" else None
+    return form or str(wrong["msg"])
 
 
 def _place(location: tuple[str | int, ...]) -> str:

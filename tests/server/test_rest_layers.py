@@ -127,13 +127,14 @@ def test_biases_of_no_layer(shared: TestClient, files: list[Any], words: str) ->
     [
         [("matrix", ("fc1.npy", npy_file()))],
         [("matrix", (name, npy_file())) for name in ("fc1.npy", "fc2.npy")],
-        [("matrix", ("net.safetensors", save_tensors({"fc.weight": WEIGHTS, "bias": BIAS})))],
+        [("matrix", ("net.safetensors", save_tensors({"bias": BIAS, "a.weight": WEIGHTS})))],
     ],
 )
 def test_biases_that_no_layer_has(idle_client: TestClient, files: list[Any]) -> None:
     answer = post_model(idle_client, files, "&n=8&biases=true")
     assert (answer.status_code, answer.headers["content-type"]) == (400, PROBLEM)
     assert answer.json()["detail"].startswith("biases: no layer has one beside its weight")
+    assert ", bias;" not in answer.json()["detail"], "the vector is no layer"
     assert idle_client.get("/v1/jobs").json()["jobs"] == []
 
 
