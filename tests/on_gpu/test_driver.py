@@ -23,6 +23,7 @@ pytestmark = pytest.mark.gpu
 
 def test_it_says_what_gpu_it_has(driver: Driver) -> None:
     assert "NVIDIA" in driver.device_name() or "GeForce" in driver.device_name()
+    assert driver.device_name().isprintable() and driver.bus_id().isprintable()
     assert driver.driver_version() >= (12, 0)
     assert 1 << 20 <= driver.l2_bytes() <= 1 << 30
     free, total = driver.memory_bytes()
