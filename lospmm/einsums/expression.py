@@ -9,7 +9,7 @@ over all values of all variables, in which the product is added to the output's 
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from lospmm.errors import BadRequest
@@ -87,7 +87,7 @@ def parse(text: str) -> Expression:
     tokens.take("+=", "after the output")
     factors = [_access(tokens)]
     while tokens.at_hand == "*":
-        tokens.take("*", "")
+        tokens.step()
         factors.append(_access(tokens))
     if tokens.at_hand:
         raise fault(line, tokens.at, f"{tokens.at_hand!r} where '*' or the end is expected")
@@ -116,19 +116,20 @@ class _Tokens:
         while True:
             yield "", len(self.line.rstrip())
 
-    def take(self, wanted: str, where: str) -> int:
-        """Consume ``wanted`` and return its place."""
+    def take(self, wanted: str, where: str) -> None:
+        """Consume ``wanted``."""
         if self.at_hand != wanted:
             raise fault(self.line, self.at, f"{wanted!r} is expected {where}, not {self.at_hand or 'the end'!r}")
-        return self._step()
+        self.step()
 
     def name(self, what: str) -> tuple[str, int]:
         found = self.at_hand
         if not _NAME.match(found):
             raise fault(self.line, self.at, f"{what} is expected, not {found or 'the end'!r}")
-        return found, self._step()
+        return found, self.step()
 
-    def _step(self) -> int:
+    def step(self) -> int:
+        """Go on to the next token and return the place of this one."""
         at = self.at
         self.at_hand, self.at = next(self._rest)
         return at
@@ -136,33 +137,29 @@ class _Tokens:
 
 def _access(tokens: _Tokens) -> TensorAccess:
     name, at = tokens.name("the name of an array")
-    tokens.take("[", f"after {name}")
-    indices = [_index(tokens)]
-    while tokens.at_hand == ",":
-        tokens.take(",", "")
-        indices.append(_index(tokens))
-    tokens.take("]", f"after the indices of {name}")
-    return TensorAccess(name, tuple(indices), at)
+    return TensorAccess(name, _bracketed(tokens, name, "indices", _index), at)
 
 
 def _index(tokens: _Tokens) -> Index:
     name, at = tokens.name("an index")
-    if tokens.at_hand != "[":
-        return Index(name, (), at)
-    tokens.take("[", "")
-    variables = []
-    while True:
-        variable, place = tokens.name("a variable")
-        if tokens.at_hand == "[":
-            raise fault(
-                tokens.line, tokens.at, f"an index within an index: write {variable}[...] as an array of its own"
-            )
-        variables.append(Index(variable, (), place))
-        if tokens.at_hand != ",":
-            break
-        tokens.take(",", "")
-    tokens.take("]", f"after the variables of {name}")
-    return Index(name, tuple(variables), at)
+    return Index(name, _bracketed(tokens, name, "variables", _variable) if tokens.at_hand == "[" else (), at)
+
+
+def _variable(tokens: _Tokens) -> Index:
+    name, at = tokens.name("a variable")
+    if tokens.at_hand == "[":
+        raise fault(tokens.line, tokens.at, f"an index within an index: write {name}[...] as an array of its own")
+    return Index(name, (), at)
+
+
+def _bracketed(tokens: _Tokens, name: str, what: str, one: Callable[[_Tokens], Index]) -> tuple[Index, ...]:
+    tokens.take("[", f"after {name}")
+    found = [one(tokens)]
+    while tokens.at_hand == ",":
+        tokens.step()
+        found.append(one(tokens))
+    tokens.take("]", f"after the {what} of {name}")
+    return tuple(found)
 
 
 def _check_names(expression: Expression) -> None:
