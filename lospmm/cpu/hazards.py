@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from lospmm.codegen.sass import half, narrow
 from lospmm.codegen.sass.fetch import LEPC_LATENCY
 from lospmm.codegen.sass.form import NO_BARRIER, PT, RZ, Instruction, Opcode
+from lospmm.codegen.sass.generations import generation_of
 
 #: From a test of bits to an instruction that its predicate guards, as ptxas 13.0 sets them.
 PREDICATE_CYCLES = 13
@@ -81,30 +82,20 @@ class _LoadInFlight(NamedTuple):
     scoreboard: int
 
 
-#: Operands by instruction, as (field, registers); 0 registers: as many as hold ``bytes``.
-_READS: Mapping[int, tuple[tuple[str, int], ...]] = {
-    **dict.fromkeys((Opcode.FFMA_IMM, *half.PRODUCTS.values()), (("ra", 1), ("rc", 1))),
-    Opcode.FADD_IMM: (("ra", 1),),
-    Opcode.FMNMX_NAN: (("ra", 1), ("rb", 1)),
-    Opcode.LOP3_TEST: (("ra", 1), ("rc", 1)),
-    Opcode.HADD2_F32: (("rb", 1),),
-    Opcode.SHF_L: (("ra", 1),),
-    Opcode.PRMT: (("ra", 1),),
-    **dict.fromkeys(_ROUNDINGS, (("ra", 1), ("rb", 1))),
-    Opcode.LDG: (("ra", 2),),
-    Opcode.STG: (("ra", 2), ("rb", 0)),
-    Opcode.STAS: (("ra", 2), ("rb", 0)),
-    **dict.fromkeys((Opcode.EXPECT, Opcode.AWAIT), (("ra", 1), ("rb", 1))),
-    Opcode.LDS: (("ra", 1),),
-    Opcode.STS: (("ra", 1), ("rb", 0)),
-    **dict.fromkeys((Opcode.IADD3, Opcode.IADD3_X), (("ra", 1), ("rc", 1))),
-    Opcode.TOUCH: (("ra", 2),),
-}
-_WRITES: Mapping[int, tuple[tuple[str, int], ...]] = {
-    **dict.fromkeys(LATENCY, (("rd", 1),)),
-    **dict.fromkeys((Opcode.LDG, Opcode.LDS), (("rd", 0),)),
-    Opcode.LEPC: (("rd", 2),),
-}
+def _operands(fields: tuple[str, ...]) -> Mapping[int, tuple[tuple[str, int], ...]]:
+    """Return those registers of each instruction among ``fields``: a field, and 1, 2 or, for data, 0."""
+    return {
+        row.op: tuple(
+            (bits.name, 0 if bits.name == row.data else 1 + (bits.name in row.pairs))
+            for bits in row.operands
+            if bits.name in fields and not bits.codes  # those hold RZ
+        )
+        for row in generation_of("sm_90").rows
+    }
+
+
+_READS = _operands(("ra", "rb", "rc"))
+_WRITES = _operands(("rd",))
 
 #: Predicates stand behind the registers: P0 is 256.
 _P0 = 256
@@ -239,13 +230,13 @@ class Hazards:
 
 
 def _reads(instruction: Instruction) -> Iterator[int]:
-    yield from _registers(instruction, _READS.get(instruction.op, ()))
+    yield from _registers(instruction, _READS[instruction.op])
     if instruction.op == Opcode.IADD3_X and instruction.carry != PT:
         yield _P0 + instruction.carry
 
 
 def _writes(instruction: Instruction) -> Iterator[int]:
-    yield from _registers(instruction, _WRITES.get(instruction.op, ()))
+    yield from _registers(instruction, _WRITES[instruction.op])
     if instruction.op in (Opcode.IADD3, Opcode.LOP3_TEST, Opcode.AWAIT) and instruction.carry != PT:
         yield _P0 + instruction.carry
 
