@@ -9,7 +9,7 @@ from lospmm.codegen.emission import Emission
 from lospmm.codegen.ir import KernelProgram, TileProgram
 from lospmm.codegen.ops import ZERO, Op
 from lospmm.codegen.units import describe_rows, group_tiles
-from lospmm.problem.convolution import Convolution, column_bit, row_bit
+from lospmm.problem.convolution import Convolution
 
 PRELUDE = """\
 // A tile ends its thread instead of returning: nothing is saved for a caller that has nothing left to do.
@@ -132,12 +132,8 @@ def _own_column(program: KernelProgram) -> Sequence[str]:
 
 def _padded(convolution: Convolution) -> Sequence[str]:
     """Return the statements that set ``padded``; places before the input are large as unsigned numbers."""
-    guarded = [
-        (f"y + {row * convolution.dilation[0]}", convolution.height, row_bit(row)) for row in convolution.guarded_rows
-    ]
-    guarded += [
-        (f"x + {column * convolution.dilation[1]}", convolution.width, column_bit(column))
-        for column in convolution.guarded_columns
-    ]
-    lines = [f"  padded |= unsigned({place}) >= {size}u ? {bit}u : 0u;" for place, size, bit in guarded]
+    lines = (
+        f"  padded |= unsigned({'yx'[guard.axis]} + {guard.offset}) >= {guard.size}u ? {guard.bit}u : 0u;"
+        for guard in convolution.guards
+    )
     return "  unsigned padded = 0;", *lines

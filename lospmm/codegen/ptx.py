@@ -20,7 +20,7 @@ from lospmm.codegen.ir import KernelProgram, TileProgram
 from lospmm.codegen.ops import WINDOW_BYTES, ZERO, Op
 from lospmm.codegen.units import describe_rows, group_tiles
 from lospmm.errors import Unsupported
-from lospmm.problem.convolution import Convolution, column_bit, row_bit
+from lospmm.problem.convolution import Convolution
 
 #: The oldest PTX version that knows the architecture, and 7.4 at least (PTX ISA, release notes).
 PTX_VERSIONS = {
@@ -285,18 +285,11 @@ def _padded(convolution: Convolution) -> Sequence[str]:
     Places before the input are large as unsigned numbers.
     """
     lines = [".reg .b32 %padded, %at, %bit;", ".reg .pred %far;", "mov.u32 %padded, 0;"]
-    guarded = [
-        (f"%y, {row * convolution.dilation[0]}", convolution.height, row_bit(row)) for row in convolution.guarded_rows
-    ]
-    guarded += [
-        (f"%x, {column * convolution.dilation[1]}", convolution.width, column_bit(column))
-        for column in convolution.guarded_columns
-    ]
-    for place, size, bit in guarded:
+    for guard in convolution.guards:
         lines += [
-            f"add.s32 %at, {place};",
-            f"setp.ge.u32 %far, %at, {size};",
-            f"selp.b32 %bit, {bit}, 0, %far;",
+            f"add.s32 %at, %{'yx'[guard.axis]}, {guard.offset};",
+            f"setp.ge.u32 %far, %at, {guard.size};",
+            f"selp.b32 %bit, {guard.bit}, 0, %far;",
             "or.b32 %padded, %padded, %bit;",
         ]
     return lines

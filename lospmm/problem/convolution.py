@@ -10,7 +10,7 @@ are not read.
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,16 @@ MAX_DIGITS = 9
 MAX_PADDED_WINDOW = 16
 
 Pair = tuple[int, int]
+
+
+class PaddingGuard(NamedTuple):
+    """A row or column of the window that lies in the padding for some output pixel."""
+
+    axis: int  # 0: a row, 1: a column
+    at: int
+    offset: int  # from the row or column of the input at which a window begins
+    size: int  # of the input, along the axis
+    bit: int  # of ``outside``
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,21 +132,20 @@ class Convolution:
     @property
     def is_padded(self) -> bool:
         """Whether any window reaches beyond the input."""
-        return bool(self.guarded_rows or self.guarded_columns)
+        return bool(self.guards)
 
     @property
-    def guarded_rows(self) -> tuple[int, ...]:
-        """Rows of the window that lie in the padding for some output pixel."""
-        return _guarded(
-            self.kernel_height, self.height, self.out_height, (self.stride[0], self.padding[0], self.dilation[0])
-        )
-
-    @property
-    def guarded_columns(self) -> tuple[int, ...]:
-        """Columns of the window that lie in the padding for some output pixel."""
-        return _guarded(
-            self.kernel_width, self.width, self.out_width, (self.stride[1], self.padding[1], self.dilation[1])
-        )
+    def guards(self) -> tuple[PaddingGuard, ...]:
+        """Rows of the window that lie in the padding for some output pixel, then such columns."""
+        found = []
+        sides = (self.kernel_height, self.height, self.out_height), (self.kernel_width, self.width, self.out_width)
+        for axis, (kernel, size, outputs) in enumerate(sides):
+            last = (outputs - 1) * self.stride[axis]
+            for at in range(kernel):
+                offset = at * self.dilation[axis]
+                if offset < self.padding[axis] or last + offset >= size + self.padding[axis]:
+                    found.append(PaddingGuard(axis, at, offset, size, 1 << axis * MAX_PADDED_WINDOW + at))
+        return tuple(found)
 
     @property
     def _padded(self) -> tuple[int, int]:
@@ -147,9 +156,8 @@ class Convolution:
 
 def convolution_of(sizes: Mapping[str, Any]) -> Convolution:
     """Return the convolution of a JSON object, whose pairs are lists. Raises BadRequest, Unsupported."""
-    values: dict[str, Any] = {name: tuple(size) if isinstance(size, list) else size for name, size in sizes.items()}
     try:
-        return Convolution(**values)
+        return Convolution(**sizes)
     except TypeError as error:
         raise BadRequest(f"convolution: {error}") from None
 
@@ -211,12 +219,6 @@ def _outputs(size: int, kernel: int, stride: int, padding: int, dilation: int) -
     return (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
 
 
-def _guarded(kernel: int, size: int, outputs: int, way: tuple[int, int, int]) -> tuple[int, ...]:
-    stride, padding, dilation = way
-    first, last = -padding, (outputs - 1) * stride - padding
-    return tuple(at for at in range(kernel) if first + at * dilation < 0 or last + at * dilation >= size)
-
-
 def window_places(convolution: Convolution, k: NDArray[np.integer]) -> tuple[NDArray[np.int64], ...]:
     """Return channel, row and column in the window of each row ``k`` of B."""
     rest, column = np.divmod(np.asarray(k, np.int64), convolution.kernel_width)
@@ -263,35 +265,20 @@ def output_elements(convolution: Convolution, m: int, columns: NDArray[np.intege
 def guard_bits(convolution: Convolution, k: NDArray[np.integer]) -> NDArray[np.int64]:
     """Return the bits of ``outside`` that tell whether row ``k`` of B is in the padding; 0: it never is."""
     _, row, column = window_places(convolution, k)
-    rows, columns = np.zeros(convolution.kernel_height, np.int64), np.zeros(convolution.kernel_width, np.int64)
-    for at in convolution.guarded_rows:
-        rows[at] = row_bit(at)
-    for at in convolution.guarded_columns:
-        columns[at] = column_bit(at)
-    found: NDArray[np.int64] = rows[row] | columns[column]
+    bits = np.zeros(convolution.kernel_height, np.int64), np.zeros(convolution.kernel_width, np.int64)
+    for guard in convolution.guards:
+        bits[guard.axis][guard.at] = guard.bit
+    found: NDArray[np.int64] = bits[0][row] | bits[1][column]
     return found
-
-
-def row_bit(row: int) -> int:
-    """Return the bit of ``outside`` for a row of the window: whether it lies in the padding."""
-    return 1 << row
-
-
-def column_bit(column: int) -> int:
-    """Return the bit of ``outside`` for a column of the window: whether it lies in the padding."""
-    return 1 << MAX_PADDED_WINDOW + column
 
 
 def outside(convolution: Convolution, columns: NDArray[np.integer]) -> NDArray[np.uint32]:
     """Return the bits that a thread of each column keeps: which window rows and columns are padding."""
-    _, y, x = column_places(convolution, columns)
-    bits = np.zeros(len(y), np.int64)
-    for at in convolution.guarded_rows:
-        begin = y + at * convolution.dilation[0]
-        bits |= np.where((begin < 0) | (begin >= convolution.height), row_bit(at), 0)
-    for at in convolution.guarded_columns:
-        begin = x + at * convolution.dilation[1]
-        bits |= np.where((begin < 0) | (begin >= convolution.width), column_bit(at), 0)
+    _, *begins = column_places(convolution, columns)
+    bits = np.zeros(len(columns), np.int64)
+    for guard in convolution.guards:
+        place = begins[guard.axis] + guard.offset
+        bits |= np.where((place < 0) | (place >= guard.size), guard.bit, 0)
     return bits.astype(np.uint32)
 
 
