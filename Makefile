@@ -44,7 +44,7 @@ wheels: .venv/ready  ## dist/: the package, and lospmm-torch where PyTorch and g
 	$(BIN)/python -m twine check --strict dist/*
 
 lock:  ## pin every dependency anew (needs uv)
-	uv pip compile --quiet --universal --python-version 3.11 --group dev --extra plot --extra postgresql --extra ray \
+	uv pip compile --quiet --universal --python-version 3.11 --group dev --extra postgresql --extra ray \
 		--no-emit-package lospmm --generate-hashes --no-header --output-file requirements.lock pyproject.toml
 
 .venv/ready: pyproject.toml requirements.lock

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from benchmarks.harness import Row, write_results
 
-EXTRAS = ("", "client", "tune", "server", "plot", "ray")
+EXTRAS = ("", "client", "tune", "server", "ray")
 STATEMENTS = ("import numpy", "import lospmm; lospmm.load")
 
 _COUNTED = "import sys; {}; print(len(sys.modules), sum(name.startswith('lospmm') for name in sys.modules))"

@@ -337,11 +337,10 @@ def test_the_tutorial_of_deployment() -> None:
 
 
 @pytest.mark.usefixtures("workplace")
-def test_the_plot_of_the_tiling_space() -> None:
+def test_the_tiling_space_of_the_command_page() -> None:
     draw_the_matrix_of_the_readme()
     (block,) = blocks(section(text_of("docs/cli.md"), "## lospmm space"))
-    executed(block)
-    assert Path("space.png").stat().st_size < 300_000
+    assert "balance" in executed(block)
 
 
 @pytest.mark.gpu

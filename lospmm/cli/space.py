@@ -1,9 +1,4 @@
-"""``lospmm space``: the tiling space of a matrix, counted and drawn."""
-
-from pathlib import Path
-from typing import Annotated
-
-import typer
+"""``lospmm space``: the tiling space of a matrix, counted."""
 
 from lospmm.cli.options import (
     ColumnsOption,
@@ -18,7 +13,6 @@ from lospmm.cli.options import (
 )
 from lospmm.cli.show import show_space
 from lospmm.codegen import check_target
-from lospmm.errors import extra_needed
 from lospmm.progress import reported
 from lospmm.stages import Stages
 from lospmm.tuning.build import for_emitter
@@ -31,9 +25,6 @@ def space(
     n: ColumnsOption,
     device: DeviceOption = "auto",
     emitter: EmitterOption = "auto",
-    plot: Annotated[
-        Path | None, typer.Option("--plot", help="Draw the space as Figure 3 does (.png .svg .pdf).")
-    ] = None,
     tensor: TensorOption = None,
     seed: SeedOption = 0,
     as_json: JsonOption = False,
@@ -44,13 +35,6 @@ def space(
     arch = problem.device.arch
     language = Options(emitter=emitter).resolved(problem.device, None).emitter
     check_target(language, arch)
-    if plot is not None:
-        with extra_needed("plot", "--plot"):  # and matplotlib takes longer to import than a space to explore
-            from lospmm.cli.plot import check_format, plot_space
-
-        check_format(plot)
     with reported(quiet=quiet) as progress:
         found = explore_problem(for_emitter(problem, language), Stages(progress), splits=splits_of(language, arch))
-    if plot is not None:
-        plot_space(problem, found, plot)
     show_space(problem, language, found, as_json=as_json)
