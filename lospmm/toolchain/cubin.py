@@ -66,7 +66,8 @@ def _shape_known(image: bytes) -> Iterator[None]:
 
 
 def _graft(prologue: bytes, code: MachineCode, kernel: str) -> bytes:
-    parts = {section.name: section.content for section in elf.sections(prologue)}
+    sections = elf.sections(prologue)
+    parts = {section.name: section.content for section in sections}
     text, info = _part(parts, f".text.{kernel}"), _part(parts, f".nv.info.{kernel}")
     form, named = _renamed(code, _entry(text, info, code.arch))
     words = encode(form, generation_of(code.arch))
@@ -85,7 +86,7 @@ def _graft(prologue: bytes, code: MachineCode, kernel: str) -> bytes:
             f".nv.constant2.{kernel}": table,
             f".nv.info.{kernel}": _kernel_info(info, exits, table),
             ".nv.info": _registers_set(_part(parts, ".nv.info"), registers),
-            ".symtab": _size_set(prologue, parts, kernel, len(grown)),
+            ".symtab": elf.symbol_set(sections, kernel, 0, len(grown)),
             ".debug_frame": _frame_set(parts, len(grown)),
         },
     )
@@ -268,18 +269,6 @@ def _registers_set(info: bytes, registers: int) -> bytes:
         return value[:4] + struct.pack("<I", registers) if kind == elf.EIATTR_REGCOUNT else None
 
     return _edited(info, edit)
-
-
-def _size_set(image: bytes, parts: dict[str, bytes], kernel: str, size: int) -> bytes:
-    """Return the symbol table with the kernel's new size."""
-    by_number = elf.sections(image)
-    link = next(section.link for section in by_number if section.name == ".symtab")
-    names = by_number[link].content
-    out = bytearray()
-    for symbol in elf.SYMBOL.iter_unpack(_part(parts, ".symtab")):
-        is_kernel = elf.string(names, symbol[0]) == kernel
-        out += elf.SYMBOL.pack(*symbol[:5], size if is_kernel else symbol[5])
-    return bytes(out)
 
 
 def _frame_set(parts: dict[str, bytes], size: int) -> bytes:

@@ -27,18 +27,8 @@ def embed(image: bytes, data: bytes) -> bytes:
     if start + size < len(content):  # behind the others, at a multiple of the size, which is the alignment
         content += bytes(-len(content) % size)
         start = len(content)
-    table = bytearray()
-    symbols, names = _symbols(parts)
-    for symbol in elf.SYMBOL.iter_unpack(symbols):
-        own = (start, len(data)) if elf.string(names, symbol[0]) == SYMBOL else symbol[4:]
-        table += elf.SYMBOL.pack(*symbol[:4], *own)
-    return rewrite(image, {SECTION: content[:start] + data, ".symtab": bytes(table)})
-
-
-def _symbols(parts: Sequence[elf.Section]) -> tuple[bytes, bytes]:
-    """Return the table of symbols, and that of their names."""
-    table = next(part for part in parts if part.name == ".symtab")
-    return table.content, parts[table.link].content
+    table = elf.symbol_set(parts, SYMBOL, start, len(data))
+    return rewrite(image, {SECTION: content[:start] + data, ".symtab": table})
 
 
 def _found(parts: Sequence[elf.Section]) -> tuple[bytes, int, int]:
@@ -46,8 +36,7 @@ def _found(parts: Sequence[elf.Section]) -> tuple[bytes, int, int]:
     content = next((part.content for part in parts if part.name == SECTION), None)
     if content is None:
         raise ToolchainFault(f"the image has no section {SECTION} with data")
-    symbols, names = _symbols(parts)
-    found = [one[4:] for one in elf.SYMBOL.iter_unpack(symbols) if elf.string(names, one[0]) == SYMBOL]
+    found = [symbol[4:] for name, symbol in elf.symbols(parts) if name == SYMBOL]
     if len(found) != 1:
         raise ToolchainFault(f"the image has {len(found)} symbols {SYMBOL}")
     start, size = found[0]

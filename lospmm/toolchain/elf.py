@@ -5,7 +5,7 @@ The layout is that of the ELF specification; ``.nv.info`` is a list of attribute
 """
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from lospmm.errors import ToolchainFault
@@ -21,7 +21,7 @@ EIATTR_REGCOUNT = 0x2F
 SECTION_HEADER = struct.Struct("<IIQQQQIIQQ")
 
 #: name, info, other, section, value, size.
-SYMBOL = struct.Struct("<IBBHQQ")
+_SYMBOL = struct.Struct("<IBBHQQ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,15 +57,11 @@ def code_bytes(image: bytes) -> int:
 def kernel_usage(image: bytes, entry: str) -> KernelUsage:
     """Return the resources of the linked kernel ``entry``. Raises ToolchainFault if the image lacks them."""
     parts = sections(image)
-    by_name = {section.name: section for section in parts}
+    info = {section.name: section.content for section in parts}
     try:
-        symbols = by_name[".symtab"]
-        names = parts[symbols.link].content
-        kernel = [string(names, name) for name, *_ in SYMBOL.iter_unpack(symbols.content)].index(entry)
+        kernel = [name for name, _ in symbols(parts)].index(entry)
         found = {
-            attribute: value
-            for attribute, symbol, value in _symbol_attributes(by_name[".nv.info"].content)
-            if symbol == kernel
+            attribute: value for attribute, symbol, value in _symbol_attributes(info[".nv.info"]) if symbol == kernel
         }
         return KernelUsage(found[EIATTR_REGCOUNT], found[_EIATTR_MIN_STACK_SIZE])
     except (struct.error, IndexError, ValueError, KeyError):
@@ -88,6 +84,22 @@ def _sections(image: bytes) -> list[Section]:
     return [
         Section(string(names, header[0]), header[6], content) for header, content in zip(headers, contents, strict=True)
     ]
+
+
+def symbols(parts: Sequence[Section]) -> list[tuple[str, tuple[int, ...]]]:
+    """Return the symbols of an image, by number: the name and the fields. Raises ValueError for a damaged table."""
+    found = []
+    for section in parts:
+        if section.name == ".symtab":
+            names = parts[section.link].content
+            found += [(string(names, symbol[0]), symbol) for symbol in _SYMBOL.iter_unpack(section.content)]
+    return found
+
+
+def symbol_set(parts: Sequence[Section], name: str, start: int, size: int) -> bytes:
+    """Return the table of symbols with another place of ``name``."""
+    table = ((*symbol[:4], start, size) if own == name else symbol for own, symbol in symbols(parts))
+    return b"".join(_SYMBOL.pack(*symbol) for symbol in table)
 
 
 def string(table: bytes, start: int) -> str:

@@ -61,11 +61,9 @@ def test_a_cubin_holds_the_data() -> None:
     binary = compile_kernel(
         emission_of(kernel), arch="sm_90", registers=64, store=Store(settings().cache_dir), workers=1
     )
-    parts = {part.name: part for part in elf.sections(binary.cubin)}
-    assert parts[SECTION].content == kernel.data
-    names = elf.sections(binary.cubin)[parts[".symtab"].link].content
-    sizes = {elf.string(names, symbol[0]): symbol[5] for symbol in elf.SYMBOL.iter_unpack(parts[".symtab"].content)}
-    assert sizes[SYMBOL] == len(kernel.data)
+    parts = elf.sections(binary.cubin)
+    assert {part.name: part.content for part in parts}[SECTION] == kernel.data
+    assert [symbol[5] for name, symbol in elf.symbols(parts) if name == SYMBOL] == [len(kernel.data)]
     assert elf.kernel_usage(binary.cubin, "probe").registers == binary.registers
 
 
