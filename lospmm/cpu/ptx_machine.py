@@ -80,7 +80,7 @@ def execute(emission: Emission, asked: Run) -> NDArray[np.float32]:
     """Run PTX, as a row of ``RUNTIMES``. Raises VerificationFailed."""
     c = np.full((asked.geometry.m, len(asked.columns)), np.nan, dtype=np.float32)
     try:
-        functions = parse(emission.source, KINDS)
+        functions = parse(emission.source, OPCODES)
         third = None if asked.residual is None else _PtxOperand("the residual", RESIDUAL_ADDRESS, asked.residual)
         operands = _PtxOperand("B", B_ADDRESS, asked.b), _PtxOperand("C", C_ADDRESS, c), third
         machine = _Machine(functions, asked.geometry, asked.columns, *operands, asked.progress)
@@ -167,10 +167,10 @@ def _register_of(operand: Any) -> str | None:
 
 def _execute(group: _Group, opcode: str, operands: tuple[Any, ...]) -> None:
     if opcode in EFFECTS:
-        EFFECTS[opcode][1](group, *operands)
+        EFFECTS[opcode](group, *operands)
         return
     target, *sources = operands
-    found = COMPUTED[opcode][1](*(_value(group, source) for source in sources))
+    found = COMPUTED[opcode](*(_value(group, source) for source in sources))
     group.registers[target] = found if found.ndim else np.full(len(group.slots), found)
 
 
@@ -221,15 +221,11 @@ def _rows(group: _Group, operand: _PtxOperand, address: Address) -> NDArray[np.i
 def _branch(group: _Group, index: str, table: str) -> None:
     """Jump; threads with the same target go on together."""
     function = group.function
-    if table not in function.tables:
-        raise _PtxFault(f"there are no branch targets {table!r}")
-    starts = np.array([function.labels.get(label, -1) for label in function.tables[table]])
+    starts = np.array([function.labels[label] for label in function.tables[table]])
     which = group.registers[index]
     if which.max() >= len(starts):
         raise _PtxFault(f"branch to target {which.max()} of {len(starts)}")
     target = starts[which]
-    if target.min() < 0:
-        raise _PtxFault("branch to a label that is not there")
     order = np.argsort(target, kind="stable")
     cuts = np.flatnonzero(np.diff(target[order])) + 1
     for done, members in enumerate(np.split(order, cuts)):
@@ -240,12 +236,7 @@ def _branch(group: _Group, index: str, table: str) -> None:
 
 def _call(group: _Group, name: str, arguments: tuple[str, ...]) -> None:
     """Continue in a function, which never returns."""
-    callee = group.machine.functions.get(name)
-    if callee is None:
-        raise _PtxFault(f"there is no function {name!r}")
-    if len(arguments) != len(callee.parameters):
-        raise _PtxFault(f"{name} has {len(callee.parameters)} parameters, not {len(arguments)}")
-    parameters = _Values()
+    callee, parameters = group.machine.functions[name], _Values()
     for parameter, argument in zip(callee.parameters, arguments, strict=True):
         parameters[parameter] = group.arguments[argument]
     _run(_Group(group.machine, callee, group.slots, parameters), start=0)
@@ -259,53 +250,47 @@ def _exit_if(group: _Group, predicate: str) -> None:
         group.slots, group.parameters, group.registers = staying.slots, staying.parameters, staying.registers
 
 
-#: Kinds of an instruction's operands (``ptx_text``), and what it does.
-Operation = tuple[tuple[str, ...], Callable[..., Any]]
-
 #: Instructions that set their first operand, by opcode: its value, of those of the others.
-COMPUTED: Mapping[str, Operation] = MappingProxyType(
+COMPUTED: Mapping[str, Callable[..., Any]] = MappingProxyType(
     {
-        "mov.u32": (("b32=", "b32?"), lambda x: x),
-        "mov.f32": (("f32=", "f32#"), lambda x: x),
-        "mad.lo.u32": (("b32=", "b32", "b32", "b32"), lambda x, y, z: x * y + z),
-        "mad.lo.s32": (("b32=", "b32", "b32#", "b32?"), lambda x, y, z: x * y + z),
-        "mul.hi.u32": (
-            ("b32=", "b32", "b32#"),
-            lambda x, y: (x.astype(np.uint64) * np.uint64(y) >> np.uint64(32)).astype(np.uint32),
-        ),
-        "mul.wide.u32": (("b64=", "b32", "b32#"), lambda x, y: x.astype(np.uint64) * np.uint64(y)),
-        "mul.wide.s32": (("b64=", "b32", "b32#"), _multiply_wide_signed),
-        "shr.u32": (("b32=", "b32", "b32#"), lambda x, y: x >> y),
-        "add.s32": (("b32=", "b32", "b32#"), lambda x, y: x + y),
-        "and.b32": (("b32=", "b32", "b32#"), lambda x, y: x & y),
-        "or.b32": (("b32=", "b32", "b32"), lambda x, y: x | y),
-        "selp.b32": (("b32=", "b32#", "b32#", "pred"), lambda x, y, predicate: np.where(predicate, x, y)),
-        "add.s64": (("b64=", "b64", "b64?"), lambda x, y: x + y),
-        "cvta.to.global.u64": (("b64=", "b64"), lambda x: x),
-        "setp.ge.u32": (("pred=", "b32", "b32?"), lambda x, y: x >= y),
-        "setp.ne.u32": (("pred=", "b32", "b32#"), lambda x, y: x != y),
-        "setp.lt.f32": (("pred=", "f32", "f32#"), lambda x, y: x < y),
-        "fma.rn.f32": (("f32=", "f32", "f32#", "f32"), lambda x, weight, z: fused_multiply_add(weight, x, z)),
-        "add.rn.f32": (("f32=", "f32", "f32?"), lambda x, y: x + y),
-        "max.NaN.f32": (("f32=", "f32", "f32#"), np.maximum),
+        "mov.u32": lambda x: x,
+        "mov.f32": lambda x: x,
+        "mad.lo.u32": lambda x, y, z: x * y + z,
+        "mad.lo.s32": lambda x, y, z: x * y + z,
+        "mul.hi.u32": lambda x, y: (x.astype(np.uint64) * np.uint64(y) >> np.uint64(32)).astype(np.uint32),
+        "mul.wide.u32": lambda x, y: x.astype(np.uint64) * np.uint64(y),
+        "mul.wide.s32": _multiply_wide_signed,
+        "shr.u32": lambda x, y: x >> y,
+        "add.s32": lambda x, y: x + y,
+        "and.b32": lambda x, y: x & y,
+        "or.b32": lambda x, y: x | y,
+        "selp.b32": lambda x, y, predicate: np.where(predicate, x, y),
+        "add.s64": lambda x, y: x + y,
+        "cvta.to.global.u64": lambda x: x,
+        "setp.ge.u32": lambda x, y: x >= y,
+        "setp.ne.u32": lambda x, y: x != y,
+        "setp.lt.f32": lambda x, y: x < y,
+        "fma.rn.f32": lambda x, weight, z: fused_multiply_add(weight, x, z),
+        "add.rn.f32": lambda x, y: x + y,
+        "max.NaN.f32": np.maximum,
     }
 )
 
 #: The others, by opcode: what they do to a group of threads with their operands.
-EFFECTS: Mapping[str, Operation] = MappingProxyType(
+EFFECTS: Mapping[str, Callable[..., Any]] = MappingProxyType(
     {
-        "ld.param.b32": (("b32=", "parameter b32"), _load_parameter),
-        "ld.param.u64": (("b64=", "parameter b64"), _load_parameter),
-        "ld.param.b64": (("b64=", "parameter b64"), _load_parameter),
-        "st.param.b32": (("argument b32", "b32"), _store_argument),
-        "st.param.b64": (("argument b64", "b64"), _store_argument),
-        "ld.global.nc.L1::no_allocate.f32": (("f32=", "address"), _load),
-        "st.global.L1::no_allocate.f32": (("address", "f32?"), _store),
-        "brx.idx": (("b32", "name"), _branch),
-        "call": (("name", "names"), _call),
-        "exit": ((), _Group.leave),
-        "@exit": (("pred",), _exit_if),  # with a predicate
+        "ld.param.b32": _load_parameter,
+        "ld.param.u64": _load_parameter,
+        "ld.param.b64": _load_parameter,
+        "st.param.b32": _store_argument,
+        "st.param.b64": _store_argument,
+        "ld.global.nc.L1::no_allocate.f32": _load,
+        "st.global.L1::no_allocate.f32": _store,
+        "brx.idx": _branch,
+        "call": _call,
+        "exit": _Group.leave,
+        "@exit": _exit_if,  # with a predicate
     }
 )
 
-KINDS: Mapping[str, tuple[str, ...]] = {opcode: kinds for opcode, (kinds, _) in {**COMPUTED, **EFFECTS}.items()}
+OPCODES = COMPUTED.keys() | EFFECTS.keys()

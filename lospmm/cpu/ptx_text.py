@@ -1,11 +1,11 @@
-"""Parser of the PTX that codegen/ptx.py emits; anything else is refused.
+"""Reader of the PTX that codegen/ptx.py emits.
 
-An operand is decoded by what its instruction expects there: a destination (``f32=``), a register (``f32``), an
-immediate (``f32#``) or either of them (``f32?``). ptx_machine.py has the instructions.
+It reads what ptxas has accepted, so that declarations and types of operands need no check here. ptx_machine.py has the
+instructions; any other is refused.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -14,21 +14,18 @@ import numpy as np
 #: What may have a predicate, beside exit.
 GUARDED = frozenset(("ld.global.nc.L1::no_allocate.f32", "fma.rn.f32", "mov.f32"))
 
-SPECIAL_REGISTERS = ("%tid.x", "%ntid.x", "%ctaid.x", "%ctaid.y", "%ctaid.z", "%nctaid.x")
-
-_HEADER = re.compile(r"\s*\.version \d+\.\d+\n\.target sm_\w+\n\.address_size 64\n")
 _FUNCTION = re.compile(
-    r"\.visible \.(?:func (?P<tile>\w+) \((?P<tile_parameters>[^)]*)\) \.noreturn"
-    r"|entry (?P<entry>\w+) \((?P<entry_parameters>[^)]*)\)(?:\s+\.maxntid (?P<threads>\d+))?)"
+    r"^\.visible \.(?:func|entry) (?P<name>\w+) \((?P<parameters>[^)]*)\)(?:\s+\.maxntid (?P<threads>\d+))?[^{]*\{$"
+    r"(?P<body>.*?)^\}$",
+    re.DOTALL | re.MULTILINE,
 )
 _PARAMETER = re.compile(r"\.param \.[bu](32|64) (\w+)")
-_REGISTERS = re.compile(r"(%\w+)(?:<(\d+)>)?")
-_LABEL = re.compile(r"(\w+):\s*")
+_STATEMENT = re.compile(r"(\s*)(?:(\w+):\s*)?([^;{}]*)[;{}]")
+_OPERANDS = re.compile(r"\([^)]*\)|[^, ]+")
 _ADDRESS = re.compile(r"\[(%\w+)(?:\+(-?\d+))?\]")
-_STATEMENT = re.compile(r"(\s*)([^;{}]*)([;{}]?)")
 
-#: The widths of the registers that hold no floats.
-_BITS = {"b32": 32, "b64": 64}
+#: Statements of which nothing is kept: registers, and arguments of a call.
+_DECLARATIONS = (".reg ", ".param ")
 
 
 class PtxError(Exception):
@@ -62,197 +59,70 @@ class PtxInstruction(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PtxFunction:
-    """A function; what follows its header is filled in as it is read."""
+    """A function."""
 
     name: str
     line: int
-    parameters: Mapping[str, str]  # name -> b32 or b64, in order
+    parameters: dict[str, str]  # name -> b32 or b64, in order
     max_threads: int | None
-    declared: dict[str, str]  # register -> its type
     body: list[PtxInstruction] = field(default_factory=list)
     labels: dict[str, int] = field(default_factory=dict)  # label -> index into body
     tables: dict[str, tuple[str, ...]] = field(default_factory=dict)  # name of .branchtargets -> labels
 
 
-def parse(text: str, kinds: Mapping[str, tuple[str, ...]]) -> dict[str, PtxFunction]:
-    """Return the functions of a whole emission by name, given the kinds of operands by opcode. Raises PtxError."""
-    header = _HEADER.match(text)
-    if header is None:
-        raise PtxError(1, "expected .version, .target and .address_size 64")
-    reader = _Reader(kinds, line=1 + header.group().count("\n"))
-    for space, statement, end in _STATEMENT.findall(re.sub(r"//[^\n]*", "", text[header.end() :])):
-        reader.line += space.count("\n")
-        if statement or end:
-            reader.read(statement.rstrip(), end)
-        reader.line += statement.count("\n")
-    if reader.function is not None:
-        raise PtxError(reader.line, f"{reader.function.name} has no end")
-    return reader.functions
+def parse(text: str, opcodes: Set[str]) -> dict[str, PtxFunction]:
+    """Return the functions of a whole emission by name. Raises PtxError for an instruction not among ``opcodes``."""
+    functions, line, end = {}, 1, 0
+    for found in _FUNCTION.finditer(text):
+        line += text.count("\n", end, found.start())
+        parameters = {name: f"b{bits}" for bits, name in _PARAMETER.findall(found["parameters"])}
+        threads = None if found["threads"] is None else int(found["threads"])
+        function = functions[found["name"]] = PtxFunction(found["name"], line, parameters, threads)
+        line += text.count("\n", found.start(), found.start("body"))
+        _read(function, found["body"], line, opcodes)
+        line, end = line + found["body"].count("\n"), found.end()
+    return functions
 
 
-class _Reader:
-    """The state of the parser: outside of functions, in one, or in the braces around a call."""
-
-    def __init__(self, kinds: Mapping[str, tuple[str, ...]], line: int) -> None:
-        self.kinds, self.line = kinds, line
-        self.functions: dict[str, PtxFunction] = {}
-        self.function: PtxFunction | None = None
-        self.arguments: dict[str, str] | None = None  # declared for a call, while in its braces
-        self.decoded: dict[tuple[str, str], Operand] = {}  # (kind, text) that this function had before
-
-    def read(self, text: str, end: str) -> None:
-        """Read one statement and what ends it: a semicolon, a brace, or nothing at the end of the text."""
-        function = self.function
-        if function is None:
-            self.function = self._begin(text, end)
-            return
-        if (label := _LABEL.match(text)) is not None:
-            text = text[label.end() :]
-            if text.startswith(".branchtargets "):
-                function.tables[label[1]] = tuple(text.removeprefix(".branchtargets ").split(", "))
-                return
-            function.labels[label[1]] = len(function.body)
-        if text and end == ";":
-            self._statement(function, text)
-        elif text:
-            raise PtxError(self.line, f"expected ; and not {end or 'the end'} after {text!r}")
-        elif end == "{" and self.arguments is None:
-            self.arguments = {}
-        elif end == "}" and self.arguments is not None:
-            self.arguments = None
-            self.decoded.clear()  # the arguments are not known behind the call
-        elif end == "}":
-            self.functions[function.name] = function
-            self.function = None
-            self.decoded.clear()
-        else:
-            raise PtxError(self.line, f"unexpected {end!r}")
-
-    def _begin(self, text: str, end: str) -> PtxFunction:
-        header = _FUNCTION.fullmatch(text)
-        if header is None or end != "{":
-            raise PtxError(self.line, f"expected a function and not {text[:80]!r}")
-        name = header["tile"] or header["entry"]
-        if name in self.functions:
-            raise PtxError(self.line, f"{name} is there twice")
-        parameters = {}
-        for declaration in re.split(r",\s*", header["tile_parameters"] or header["entry_parameters"]):
-            parameter = _PARAMETER.fullmatch(declaration)
-            if parameter is None:
-                raise PtxError(self.line, f"expected a parameter and not {declaration!r}")
-            parameters[parameter[2]] = f"b{parameter[1]}"
-        threads = None if header["threads"] is None else int(header["threads"])
-        return PtxFunction(name, self.line, parameters, threads, dict.fromkeys(SPECIAL_REGISTERS, "special"))
-
-    def _statement(self, function: PtxFunction, text: str) -> None:
-        opcode, _, rest = text.partition(" ")
-        if opcode == ".reg":
-            self._declare_registers(function, rest)
-        elif opcode == ".param":
-            parameter = _PARAMETER.fullmatch(text)
-            if parameter is None or self.arguments is None:
-                raise PtxError(self.line, f"unexpected {text!r}")
-            self.arguments[parameter[2]] = f"b{parameter[1]}"
-        elif opcode.startswith("@"):
-            if rest == "exit":
-                self._instruction(function, "@exit", opcode[1:])
-                return
-            self._instruction(function, *_opcode(rest))
-            self._guard(function, opcode[1:])
-        else:
-            self._instruction(function, opcode, rest)
-
-    def _guard(self, function: PtxFunction, text: str) -> None:
-        """Set the predicate of the instruction that was read last."""
-        instruction, name = function.body[-1], text.removeprefix("!")
-        if instruction.opcode not in GUARDED:
-            raise PtxError(self.line, f"{instruction.opcode} has no predicate here")
-        if function.declared.get(name) != "pred":
-            raise PtxError(self.line, f"{name!r} is not declared, or not of the kind pred")
-        function.body[-1] = instruction._replace(guard=name, is_negated=text.startswith("!"))
-
-    def _declare_registers(self, function: PtxFunction, text: str) -> None:
-        kind, _, names = text.partition(" ")
-        if kind not in (".b32", ".b64", ".f32", ".pred"):
-            raise PtxError(self.line, f"registers of type {kind!r}")
-        for name in names.split(", "):
-            declaration = _REGISTERS.fullmatch(name)
-            if declaration is None:
-                raise PtxError(self.line, f"expected a register and not {name!r}")
-            stem, count = declaration.groups()
-            declared = [stem] if count is None else [f"{stem}{index}" for index in range(int(count))]
-            function.declared.update(dict.fromkeys(declared, kind[1:]))
-
-    def _instruction(self, function: PtxFunction, opcode: str, rest: str) -> None:
-        kinds = self.kinds.get(opcode)
-        if kinds is None:
-            raise PtxError(self.line, f"unknown instruction {opcode!r}")
-        texts = rest.split(", ", len(kinds) - 1) if rest else []
-        if len(texts) != len(kinds):
-            raise PtxError(self.line, f"{opcode} has {len(kinds)} operands, not {len(texts)}")
-        operands = []
-        for key in zip(kinds, texts, strict=True):
-            operand = self.decoded.get(key)
-            if operand is None:
-                operand = _decode(function, self.arguments or {}, *key)
-                if operand is None:
-                    raise PtxError(self.line, f"{key[1]!r} is not declared, or not of the kind {key[0]}")
-                self.decoded[key] = operand
-            operands.append(operand)
-        function.body.append(PtxInstruction(opcode, tuple(operands), self.line))
+def _read(function: PtxFunction, body: str, line: int, opcodes: Set[str]) -> None:
+    decoded: dict[tuple[str, bool], Operand] = {}  # by text and whether integers have 64 bits
+    for space, label, statement in _STATEMENT.findall(body):
+        line += space.count("\n")
+        if statement.startswith(".branchtargets "):
+            function.tables[label] = tuple(statement.removeprefix(".branchtargets ").split(", "))
+        elif label:
+            function.labels[label] = len(function.body)
+        elif statement and not statement.startswith(_DECLARATIONS):
+            function.body.append(_instruction(statement, line, opcodes, decoded))
+        line += statement.count("\n")
 
 
-def _opcode(text: str) -> tuple[str, str]:
-    opcode, _, rest = text.partition(" ")
-    return opcode, rest
+def _instruction(text: str, line: int, opcodes: Set[str], decoded: dict[tuple[str, bool], Operand]) -> PtxInstruction:
+    guard, _, rest = text.partition(" ") if text.startswith("@") else ("", "", text)
+    opcode, _, operands = rest.partition(" ")
+    if opcode not in opcodes:
+        raise PtxError(line, f"unknown instruction {opcode!r}")
+    predicate = guard.lstrip("@!")
+    if guard and opcode == "exit":
+        return PtxInstruction("@exit", (predicate,), line)
+    if guard and opcode not in GUARDED:
+        raise PtxError(line, f"{opcode} has no predicate here")
+    found = []
+    for operand in _OPERANDS.findall(operands):
+        key = operand, opcode.endswith("64")
+        if key not in decoded:
+            decoded[key] = _decode(*key)
+        found.append(decoded[key])
+    return PtxInstruction(opcode, tuple(found), line, predicate, guard.startswith("@!"))
 
 
-def _decode(function: PtxFunction, arguments: Mapping[str, str], kind: str, text: str) -> Operand | None:
-    """Return the operand that ``text`` names if it is of the expected ``kind``, else None."""
-    match kind:
-        case "address":
-            return _address(function, text)
-        case "parameter b32" | "parameter b64":
-            return _in_brackets(text, function.parameters, kind)
-        case "argument b32" | "argument b64":
-            return _in_brackets(text, arguments, kind)
-        case "name":
-            return text if re.fullmatch(r"\w+", text) else None
-        case "names":
-            return tuple(text[1:-1].split(", ")) if re.fullmatch(r"\(\w+(, \w+)*\)", text) else None
-        case _:
-            return _register_or_immediate(function, kind, text)
-
-
-def _in_brackets(text: str, declared: Mapping[str, str], kind: str) -> str | None:
-    """Return the name of a parameter or argument of the type that ``kind`` ends with."""
-    name = text.removeprefix("[").removesuffix("]")
-    return name if text == f"[{name}]" and declared.get(name) == kind.rpartition(" ")[2] else None
-
-
-def _register_or_immediate(function: PtxFunction, kind: str, text: str) -> Operand | None:
-    wanted, rule = kind.rstrip("=#?"), kind[-1]
-    if text.startswith("%"):
-        declared = function.declared.get(text)
-        readable = declared == wanted or (declared == "special" and kind == "b32?")
-        return text if readable and rule != "#" else None
-    if rule not in "#?":
-        return None
-    if wanted == "f32":
-        bits = re.fullmatch(r"0f([0-9A-F]{8})", text)
-        return None if bits is None else np.uint32(int(bits[1], 16)).view(np.float32)
-    if wanted not in _BITS or not re.fullmatch(r"-?\d+", text):
-        return None
-    value, bits_wide = int(text), _BITS[wanted]
-    if not -(1 << bits_wide - 1) <= value < 1 << bits_wide:
-        return None
-    return np.uint32(value % 2**32) if bits_wide == 32 else np.uint64(value % 2**64)
-
-
-def _address(function: PtxFunction, text: str) -> Address | None:
-    """Return a register with an offset, which PTX takes as a signed 32-bit number of bytes."""
-    parts = _ADDRESS.fullmatch(text)
-    if parts is None or function.declared.get(parts[1]) != "b64":
-        return None
-    offset = int(parts[2] or 0)
-    return Address(parts[1], offset) if -(1 << 31) <= offset < 1 << 31 else None
+def _decode(text: str, is_wide: bool) -> Operand:
+    if address := _ADDRESS.fullmatch(text):
+        return Address(address[1], int(address[2] or 0))
+    if text.startswith("("):
+        return tuple(text[1:-1].split(", "))
+    if text.startswith("0f"):
+        return np.uint32(int(text[2:], 16)).view(np.float32)
+    if text.lstrip("-").isdecimal():
+        return np.uint64(int(text) % 2**64) if is_wide else np.uint32(int(text) % 2**32)
+    return text.strip("[]")

@@ -30,7 +30,6 @@ FAULTS: dict[str, dict[str, tuple[str, str, str]]] = {
         "no way out for idle threads": (r"@%outside exit;\n", "", "of B is not an element of column 63"),
         "dispatch to the other tile": (r"TILE_0, TILE_1, TILE_2;", "TILE_1, TILE_0, TILE_1;", "never written: 8$"),
         "a dispatch too short": (r"TILE_0, TILE_1, TILE_2;", "TILE_0, TILE_1;", "branch to target 2 of 2"),
-        "a dispatch to nowhere": (r"TILE_0, TILE_1, TILE_2;", "TILE_0, TILE_1, TILE_7;", "a label that is not there"),
         "blocks of another axis": (r"%ctaid\.y", "%ctaid.z", "rows never written|branch to target"),
         "the wrong column": (r"%tid\.x", "%ctaid.x", "of B is not an element of column 1, the thread's own"),
         "too many threads": (r"maxntid 32", "maxntid 16", "32 threads a block, more than .maxntid 16"),
