@@ -97,11 +97,9 @@ def execute_emission(emission: Emission, asked: Run) -> NDArray[np.float32]:
 
 
 def _check_descriptors(code: MachineCode, generation: Generation) -> None:
-    """Check that loads and stores name the uniform register that the prologue fills, if there is one."""
+    """Check that loads and stores name the uniform register that the prologue fills."""
     form = code.form
-    memory = {Opcode.LDG, Opcode.STG} & generation.by_op.keys()
-    described = [op for op in memory if "ur" not in generation.by_op[op].unused]
-    wrong = np.flatnonzero(np.isin(form["op"], described) & (form["ur"] != code.entry.descriptor))
+    wrong = np.flatnonzero(np.isin(form["op"], (Opcode.LDG, Opcode.STG)) & (form["ur"] != code.entry.descriptor))
     if len(wrong):
         number = int(wrong[0])
         tile = int(np.searchsorted(code.starts, number, side="right")) - 1

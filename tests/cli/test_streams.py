@@ -36,7 +36,7 @@ def test_results_go_to_stdout_and_progress_to_stderr(tmp_path: Path, matrix: Pat
 @pytest.mark.usefixtures("own_cache")
 @pytest.mark.parametrize(
     ("device", "emitter", "noted"),
-    [("a100", "sass", True), ("rtx2080ti", "sass", True), ("a100", "auto", False), ("h200", "sass", False)],
+    [("a100", "sass", True), ("rtx4090", "sass", True), ("a100", "auto", False), ("h200", "sass", False)],
 )
 def test_what_never_ran_on_a_gpu_is_said(
     lospmm_command: Command, tmp_path: Path, matrix: Path, device: str, emitter: str, noted: bool

@@ -112,8 +112,7 @@ def resource_usage(cubin: bytes, directory: Path) -> dict[str, int]:
 )
 def test_the_golden_cases_in_every_generation(name: str, arch: str, directory: Path) -> None:
     """Read back as they went in; every instruction as the listing has it; the registers as cuobjdump counts them."""
-    is_layer = CASES[name].convolution is not None or CASES[name].epilogue.relu
-    if (arch == "sm_75" and is_layer) or not writes(CASES[name].words, arch):
+    if not writes(CASES[name].words, arch):
         with pytest.raises(Unsupported):
             emit(CASES[name], "sass", arch)
         return
@@ -364,8 +363,6 @@ def test_other_files_are_refused(small: bytes, directory: Path) -> None:
         assert refuses(lambda image=image: machine_code(image, "example", "sm_90"))
     with pytest.raises(ToolchainFault, match=r"the cubin has no section \.text\.other"):
         graft(small, meant, "other")
-    with pytest.raises(ToolchainFault, match=r"none of the instructions of|not a load|leads out of its code"):
-        machine_code(small, "example", "sm_75")
     unused: NDArray[np.void] = meant.form.copy()
     unused["stall"][0] = 0
     with pytest.raises(ToolchainFault, match="cannot have stall 0"):

@@ -176,7 +176,6 @@ def test_every_prologue_says_where_to_begin(
         ("sm_90", MAX_CODE_BYTES, True),
         ("sm_90", MAX_CODE_BYTES + 1, False),
         ("sm_80", MIN_CODE_BYTES, False),
-        ("sm_75", MIN_CODE_BYTES, False),
     ],
 )
 def test_which_kernels_fetch(arch: str, size: int, fetches: bool) -> None:

@@ -138,7 +138,7 @@ def test_numbers_of_numpy_are_numbers() -> None:
 
 @pytest.mark.parametrize(
     ("emitter", "arch", "expected"),
-    [("sass", "sm_80", True), ("sass", "sm_75", True), ("sass", "sm_90", False), ("ptx", "sm_80", False)],
+    [("sass", "sm_80", True), ("sass", "sm_89", True), ("sass", "sm_90", False), ("ptx", "sm_80", False)],
 )
 def test_only_machine_code_that_never_ran_is_an_experiment(emitter: str, arch: str, expected: bool) -> None:
     assert is_experimental(emitter, arch) is expected

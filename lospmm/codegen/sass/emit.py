@@ -1,13 +1,10 @@
 """Emitter of machine code."""
 
-from dataclasses import replace
-
 import numpy as np
 
 from lospmm.codegen.emission import Emission
 from lospmm.codegen.ir import KernelProgram
 from lospmm.codegen.sass.fetch import fetching, sharers_of, span_bytes
-from lospmm.codegen.sass.form import Opcode
 from lospmm.codegen.sass.generations import generation_of
 from lospmm.codegen.sass.listing import BYTES_PER_INSTRUCTION
 from lospmm.codegen.sass.machine import MachineCode, padding
@@ -44,23 +41,16 @@ def tiles_of(program: KernelProgram, arch: str) -> MachineCode:
         raise Unsupported(f"{program.split_k} blocks to a tile: {arch} has no clusters of blocks")
     if program.walks > 1 and not generation.has_clusters:
         raise Unsupported(f"{program.walks} walks: no kernels of them for {arch}")
-    is_layer = program.convolution is not None or program.epilogue.relu or program.epilogue.residual
-    if is_layer and Opcode.FMNMX_NAN not in generation.by_op:
-        # Their maximum loses NaN, and ptxas leaves a part of the addresses to the targets of the prologue.
-        raise Unsupported(f"a convolution, a residual or ReLU as machine code for {arch}: use --emitter ptx")
     schedule = schedule_tile if program.walks == 1 else walked_tile
     tiles = [schedule(tile, program) for tile in program.tiles]
     pieces = [part for form, _ in tiles for part in (form, padding(len(form)))]
     lengths = [len(form) + len(padding(len(form))) for form, _ in tiles]
-    form, entry = np.concatenate(pieces), entry_of(program)
-    if "ur" in generation.by_op[Opcode.LDG].unused:  # no descriptor of memory
-        form["ur"], entry = 0, replace(entry, descriptor=0)
     code = MachineCode(
-        form=form,
+        form=np.concatenate(pieces),
         starts=np.cumsum([0, *lengths[:-1]]),
         dispatch=program.dispatch,
         registers=max(registers for _, registers in tiles),
-        entry=entry,
+        entry=entry_of(program),
         arch=arch,
         split_k=program.split_k,
     )

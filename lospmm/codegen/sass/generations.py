@@ -1,8 +1,8 @@
 """Instruction tables of each GPU generation: one row per instruction that our machine code uses.
 
 The bits were read off what ptxas 13.0 writes and nvdisasm prints; tests/toolchain/test_sass_encoding.py compares them
-with both. A generation is the one before it with some rows replaced. Among those that have uniform descriptors,
-sm_80, sm_86 and sm_89 have the bits of sm_90, except for branches; nvdisasm prints their addresses differently.
+with both. A generation is the one before it with some rows replaced: sm_80, sm_86 and sm_89 have the bits of sm_90,
+except for branches; nvdisasm prints their addresses differently.
 """
 
 from dataclasses import replace
@@ -151,22 +151,6 @@ _SM_80 = _with(
     replace(_row(_SM_90, Opcode.STG), text="STG.E.NA{size} [{ra}.64{offset}], {rb}"),
 )
 
-#: Loads and stores without descriptors, a cache scope of other bits, shared loads of an older kind; a maximum loses
-#: NaN there.
-_SM_75 = _with(
-    tuple(row for row in _SM_80 if row.op != Opcode.FMNMX_NAN),
-    Row(
-        Opcode.LDG, 0x381, 0x005E6100, (_RD, _RA, _OFFSET, _BYTES_OF_GLOBAL),
-        "LDG.E.NA{size}.CONSTANT.SYS {rd}, [{ra}{offset}]", pairs=("ra",), data="rd",
-    ),
-    Row(
-        Opcode.STG, 0x386, 0x0050E100, (_RA, _RB, _OFFSET, _BYTES_OF_GLOBAL),
-        "STG.E.NA{size}.SYS [{ra}{offset}], {rb}", pairs=("ra",), data="rb",
-        barriers=_READ,
-    ),
-    replace(_row(_SM_90, Opcode.LDS), high=0x1000, text="LDS.U{size} {rd}, [{shared}]"),
-)  # fmt: skip
-
 GENERATIONS = {
     generation.arch: generation
     for generation in (
@@ -174,7 +158,6 @@ GENERATIONS = {
         Generation("sm_89", _SM_80, experimental=True),
         Generation("sm_86", _SM_80, experimental=True),
         Generation("sm_80", _SM_80, experimental=True),
-        Generation("sm_75", _SM_75, experimental=True),
     )
 }
 
