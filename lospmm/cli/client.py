@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from lospmm.client.events import LayerProgress
 
 
-def open_client(tuning: Tuning, *, quiet: bool) -> "Client":
+def open_client(tuning: Tuning) -> "Client":
     """Open a client of the service that tunes, with its key or that of the settings; waits are reported on stderr."""
     from lospmm.client.client import Client  # HTTP takes a while to import
 
     assert tuning.address is not None
-    return Client(tuning.address, tuning.key or settings().key, waits=say(quiet=quiet))
+    return Client(tuning.address, tuning.key or settings().key, waits=say(quiet=tuning.quiet))
 
 
 def fetch_layers(client: "Client", folder: ModelFolder, batch: Batch, progress: "LayerProgress | None") -> None:

@@ -87,9 +87,21 @@ _OPTION_FLAGS: Mapping[str, Any] = MappingProxyType(
     }
 )
 
+#: Flags of what a kernel computes, or each kernel of a model, with their defaults.
+_LAYER_FLAGS: Mapping[str, tuple[Any, Any]] = MappingProxyType(
+    {
+        "conv": (ConvolutionOption, None),
+        "transpose": (TransposeOption, False),
+        "relu": (ReluOption, False),
+        "residual": (ResidualOption, False),
+    }
+)
+
 #: The other flags of a tuning, with their defaults.
 _OTHER_FLAGS: Mapping[str, tuple[Any, Any]] = MappingProxyType(
     {
+        "as_json": (JsonOption, False),
+        "quiet": (QuietOption, False),
         "device": (DeviceOption, "auto"),
         "seed": (SeedOption, 0),
         "server": (ServerOption, None),
@@ -111,8 +123,14 @@ def out_option(meaning: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """Values of a tuning's flags; ``address`` is a service with its API key, or this machine."""
+    """Values of a tuning's flags.
 
+    ``layer`` has those of _LAYER_FLAGS; ``address`` is a service with its API key, or this machine.
+    """
+
+    layer: Mapping[str, Any]
+    as_json: bool
+    quiet: bool
     device: str
     seed: int
     options: Options
@@ -123,12 +141,15 @@ class Tuning:
 def tunes(command: Callable[..., None]) -> Callable[..., None]:
     """Add the flags of a tuning to a command, after its own; it is called with their values as ``tuning``."""
     own = [one for one in signature(command).parameters.values() if one.name != "tuning"]
-    flags = {name: (_flag(name), getattr(Options(), name)) for name in _OPTION_FLAGS} | dict(_OTHER_FLAGS)
+    options = {name: (_flag(name), getattr(Options(), name)) for name in _OPTION_FLAGS}
+    flags = {**_LAYER_FLAGS, **options, **_OTHER_FLAGS}
 
     @wraps(command)
     def run(**given: Any) -> None:
-        of_tuning = {name: given.pop(name) for name in flags}
-        command(**given, tuning=_tuning(**of_tuning))
+        layer, chosen, others = (
+            {name: given.pop(name) for name in kind} for kind in (_LAYER_FLAGS, options, _OTHER_FLAGS)
+        )
+        command(**given, tuning=_tuning(layer, chosen, **others))
 
     added = [
         Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=flag)
@@ -145,14 +166,16 @@ def _flag(name: str) -> Any:
     return Annotated[get_type_hints(Options)[name], typer.Option(f"--{called(name)}", help=flag)]
 
 
-def _tuning(device: str, seed: int, server: str | None, key: str | None, **options: Any) -> Tuning:
+def _tuning(
+    layer: Mapping[str, Any], options: Mapping[str, Any], *, server: str | None, key: str | None, **others: Any
+) -> Tuning:
     """Raise BadRequest and Unsupported for flags that do not go together."""
     address = (settings().server if server is None else server) or None
     if key and server is None and address is None:
         raise BadRequest("--key goes with a service: name it with --server or in LOSPMM_SERVER, or leave the key out")
     if address is not None:  # first: a message about a value would say what it may be
         check_served(options)
-    return Tuning(device, seed, Options(**options), address, key)
+    return Tuning(layer, options=Options(**options), address=address, key=key, **others)
 
 
 def say(*, quiet: bool) -> Callable[[str], None]:

@@ -8,15 +8,9 @@ from lospmm.artifact import artifact, kept
 from lospmm.cli.client import open_client
 from lospmm.cli.options import (
     BiasOption,
-    ConvolutionOption,
-    JsonOption,
     LayerColumnsOption,
     MatrixArgument,
-    QuietOption,
-    ReluOption,
-    ResidualOption,
     TensorOption,
-    TransposeOption,
     Tuning,
     note_of_elements,
     out_option,
@@ -37,40 +31,32 @@ def tune(
     matrix: MatrixArgument,
     out: Annotated[Path, out_option("The folder to put the kernel in.")],
     n: LayerColumnsOption = None,
-    conv: ConvolutionOption = None,
     bias: BiasOption = None,
-    relu: ReluOption = False,
-    residual: ResidualOption = False,
-    transpose: TransposeOption = False,
     tensor: TensorOption = None,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
     *,
     tuning: Tuning,
 ) -> None:
     """Search for the fastest kernel for C = A x B, and write it to a folder."""
     numbers = None if bias is None else readers.read_bias(bias)
-    row = LayerSpec(n=n, conv=conv, transpose=transpose, relu=relu, residual=residual)
+    row, quiet = LayerSpec(n=n, **tuning.layer), tuning.quiet
     artifact.check_target(out)
     if tuning.address is not None:
-        done = _tuned_there(matrix, tensor, row, numbers, tuning, quiet=quiet)
+        done = _tuned_there(matrix, tensor, row, numbers, tuning)
         artifact.write(done, out)
     else:
         file, plain = read_problem(matrix, row.columns, tuning.device, tensor, tuning.seed)
         done = _tuned_here(row.request(file, numbers, plain.device, tuning.options, tuning.seed), out, quiet=quiet)
         _note_of_zeros(file)
         note_of_elements(file, tuning.options.dtype)
-    show_manifest(done.manifest, out, as_json=as_json)
+    show_manifest(done.manifest, out, as_json=tuning.as_json)
     _warn_of_experiments(done)
-    if not (quiet or as_json):
+    if not (quiet or tuning.as_json):
         tell(f"next: lospmm bench {out}, on a machine with the GPU {done.manifest['device']}")
 
 
-def _tuned_there(
-    matrix: Path, tensor: str | None, row: LayerSpec, bias: Bias, tuning: Tuning, *, quiet: bool
-) -> artifact.Artifact:
+def _tuned_there(matrix: Path, tensor: str | None, row: LayerSpec, bias: Bias, tuning: Tuning) -> artifact.Artifact:
     """Tune by the service."""
-    with open_client(tuning, quiet=quiet) as client, reported(quiet=quiet) as progress:
+    with open_client(tuning) as client, reported(quiet=tuning.quiet) as progress:
         return client.tune(
             matrix,
             row.columns,

@@ -14,14 +14,8 @@ from lospmm.cli.client import fetch_layers, open_client
 from lospmm.cli.options import (
     MIN_SPARSITY,
     BiasesOption,
-    ConvolutionOption,
-    JsonOption,
     LayersOption,
     MinSparsityOption,
-    QuietOption,
-    ReluOption,
-    ResidualOption,
-    TransposeOption,
     Tuning,
     note_of_elements,
     out_option,
@@ -53,13 +47,7 @@ def tune_model(
         str | None,
         typer.Option("--n", metavar="<int,...>", help="Columns of B, as 8 or 1,8,512; needed without --conv."),
     ] = None,
-    conv: ConvolutionOption = None,
-    transpose: TransposeOption = False,
     biases: BiasesOption = False,
-    relu: ReluOption = False,
-    residual: ResidualOption = False,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
     min_sparsity: MinSparsityOption = MIN_SPARSITY,
     *,
     tuning: Tuning,
@@ -68,14 +56,7 @@ def tune_model(
 
     --layers gives each layer its own N or convolution; `lospmm layers` writes such a table.
     """
-    own = {
-        "n": None if n is None else columns_in(n),
-        "conv": conv,
-        "transpose": transpose,
-        "bias": biases,
-        "relu": relu,
-        "residual": residual,
-    }
+    own, quiet = {"n": None if n is None else columns_in(n), "bias": biases, **tuning.layer}, tuning.quiet
     table = replace(_table(layers, own), min_sparsity=min_sparsity)
     batch = Batch(open_model(model, seed=tuning.seed), table, tuning.device, tuning.options, tuning.seed)
     batch.check()
@@ -86,9 +67,9 @@ def tune_model(
         folder.check()
         if tuning.options.memory == "low":
             join_layers(folder, batch, store=kept.open_store(), heard=lambda name: say(quiet=quiet)(f"join: {name}"))
-    _show(folder, as_json=as_json)
+    _show(folder, as_json=tuning.as_json)
     if any(layer.launch is not None for layer in folder.report.layers):
-        say(quiet=quiet or as_json)(
+        say(quiet=quiet or tuning.as_json)(
             f"next: lospmm.nn.load_(model, {str(out)!r}) or lospmm.load_model({str(out)!r}) in Python"
         )
     if folder.report.exit_code:
@@ -147,7 +128,7 @@ def _noted(batch: Batch, wanted: Collection[str]) -> Iterator[tuple[str, Found]]
 
 
 def _tuned_there(tuning: Tuning, batch: Batch, out: Path, *, quiet: bool) -> ModelFolder:
-    with open_client(tuning, quiet=quiet) as client:
+    with open_client(tuning) as client:
         folder = _opened(out, batch, quiet=quiet)
         fetch_layers(client, folder, batch, None if quiet else _say_layer)
     return folder
