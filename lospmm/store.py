@@ -15,7 +15,7 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -51,6 +51,18 @@ def is_locked_alone(descriptor: int) -> bool:
     except OSError:
         pass
     return True
+
+
+def remove_old(paths: Iterable[Path], seconds: float) -> None:
+    """Remove files and folders that killed writers left, of at least this age. Raises OSError."""
+    for path in paths:
+        with suppress(FileNotFoundError):  # its writer has just ended
+            if time.time() - path.stat().st_mtime <= seconds:
+                continue
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)  # it may be another user's
+            else:
+                path.unlink()
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,14 +198,8 @@ class Store:
         """
         now = time.time()
         try:
-            for scratch in self.root.glob(f"{SCRATCH}/*"):
-                with suppress(FileNotFoundError):  # its writer has just ended
-                    if now - scratch.stat().st_mtime > STALE_SECONDS:
-                        shutil.rmtree(scratch, ignore_errors=True)  # it may be another user's
-            for claim in self.root.glob(f"{CLAIMS}/*"):
-                with suppress(FileNotFoundError):
-                    if now - claim.stat().st_mtime > STALE_SECONDS:
-                        claim.unlink()
+            remove_old(self.root.glob(f"{SCRATCH}/*"), STALE_SECONDS)
+            remove_old(self.root.glob(f"{CLAIMS}/*"), STALE_SECONDS)
             entries = sorted(self.entries(), key=lambda entry: entry.used)
             total = sum(entry.size_bytes for entry in entries)
             removed = []

@@ -10,7 +10,6 @@ import os
 import secrets
 import shutil
 import stat
-import time
 from collections.abc import Callable, Mapping, Set
 from contextlib import suppress
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ from lospmm.problem.epilogue import Epilogue, epilogue_of
 from lospmm.problem.launch import Launch
 from lospmm.problem.problem import Problem
 from lospmm.problem.values import VALUE_TYPES
+from lospmm.store import remove_old
 
 Found = TypeVar("Found")
 
@@ -56,10 +56,10 @@ FILES = (
 #: Those of these names that other software hardly uses.
 OWN_FILES = {MANIFEST_FILE, CUBIN_FILE, TUNING_FILE, *SOURCE_FILES.values()}
 
-#: Prefix of the name of a folder that is being written.
+#: Prefix of the name of a file or folder that is being written.
 SCRATCH = ".lospmm-"
 
-#: Age at which a folder being written has lost its writer: writing takes well under a second.
+#: Age at which what is being written has lost its writer: writing takes well under a second.
 STALE_SECONDS = 600.0
 
 
@@ -260,7 +260,7 @@ def write(artifact: Artifact, directory: Path, *, like: Path | None = None) -> N
     scratch = target.with_name(SCRATCH + secrets.token_hex(8))
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        _remove_stale(target.parent)
+        remove_stale(target.parent)
         scratch.mkdir()
         for name, content in artifact.files.items():
             if like is None or not _is_linked(like / name, scratch / name, content):
@@ -272,6 +272,19 @@ def write(artifact: Artifact, directory: Path, *, like: Path | None = None) -> N
         shutil.rmtree(scratch, ignore_errors=True)
 
 
+def write_file(path: Path, text: str) -> None:
+    """Write a file beside an artifact, whole or not at all. Raises DiskFault."""
+    scratch = path.with_name(SCRATCH + secrets.token_hex(8))
+    try:
+        scratch.write_text(text, "utf-8")
+        scratch.replace(path)
+    except OSError as error:
+        raise DiskFault(f"{path}: cannot be written: {error.strerror}") from error
+    finally:
+        with suppress(OSError):
+            scratch.unlink(missing_ok=True)
+
+
 def _is_linked(held: Path, file: Path, content: bytes) -> bool:
     """Make ``file`` a link to a file with this content; return whether it could be."""
     with suppress(OSError):
@@ -281,12 +294,10 @@ def _is_linked(held: Path, file: Path, content: bytes) -> bool:
     return False
 
 
-def _remove_stale(parent: Path) -> None:
-    """Remove what killed writers left behind."""
-    for path in parent.glob(f"{SCRATCH}{'[0-9a-f]' * 16}*"):  # the name that ``write`` gives, and nobody else
-        with suppress(FileNotFoundError):  # its writer has just ended
-            if time.time() - path.stat().st_mtime > STALE_SECONDS:
-                shutil.rmtree(path, ignore_errors=True)  # it may be another user's
+def remove_stale(parent: Path) -> None:
+    """Remove what killed writers left in a folder."""
+    # The names that ``write`` gives, and nobody else.
+    remove_old(parent.glob(f"{SCRATCH}{'[0-9a-f]' * 16}*"), STALE_SECONDS)
 
 
 def _take_the_place_of(scratch: Path, directory: Path) -> None:

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from lospmm.artifact.artifact import check_folder
+from lospmm.artifact.artifact import check_folder, write_file
 from lospmm.cli.options import JsonOption, QuietOption, out_option, say
 from lospmm.cli.output import print_json, print_pairs
 from lospmm.errors import BadRequest
@@ -67,7 +67,7 @@ def train_ranker(
     if is_stale:
         dataset.save(measured, out / f"{devices[0]}.npz")
     for ending, text in ((".md", card.as_text(about)), (".json", card.as_json(about)), (".txt", trained.text)):
-        _write(out / f"{devices[0]}{ending}", text)
+        write_file(out / f"{devices[0]}{ending}", text)
     _show(out / f"{devices[0]}.txt", about, as_json=as_json)
 
 
@@ -90,13 +90,6 @@ def _lines_in(folder: Path) -> list[Path]:
 def _check_target(folder: Path) -> None:
     if folder.suffix == ".npz":
         raise BadRequest(f"--collect: {folder} must be a folder, to which measurements are added")
-
-
-def _write(path: Path, text: str) -> None:
-    """Write a file, whole or not at all."""
-    scratch = path.with_name(path.name + ".partial")
-    scratch.write_text(text)
-    scratch.replace(path)
 
 
 def _show(model: Path, about: dict[str, Any], *, as_json: bool) -> None:

@@ -4,15 +4,13 @@ Folders that hold the right kernel already are kept, so that a stopped run conti
 """
 
 import os
-import secrets
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from lospmm.artifact import artifact
-from lospmm.artifact.artifact import STALE_SECONDS, Artifact
+from lospmm.artifact.artifact import SCRATCH, Artifact
 from lospmm.errors import BadRequest, DiskFault, LospmmError
 from lospmm.families.candidate import UNROLLED
 from lospmm.gpu.detect import own_gpu
@@ -34,9 +32,6 @@ from lospmm.store import is_locked_alone
 from lospmm.tuning.job import check_verifier
 from lospmm.tuning.options import Options
 from lospmm.tuning.request import Request
-
-#: Prefix of the name of a report that is being written.
-_SCRATCH = ".report-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,18 +198,14 @@ class ModelFolder:
 
     def _write(self) -> None:
         """Write the report, by which the folder is known as a model's."""
-        scratch, report = self.directory / f"{_SCRATCH}{secrets.token_hex(8)}", self.report
+        report = self.report
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
-            _remove_stale(self.directory)
-            for name, text in ((REPORT_FILE, report.to_json()), (KERNELS_FILE, launch_table(report.layers))):
-                scratch.write_text(text, "utf-8")
-                scratch.replace(self.directory / name)
+            artifact.remove_stale(self.directory)
         except OSError as error:
             raise DiskFault(f"{self.directory}: cannot be written: {error.strerror}") from error
-        finally:
-            with suppress(OSError):
-                scratch.unlink()
+        artifact.write_file(self.directory / REPORT_FILE, report.to_json())
+        artifact.write_file(self.directory / KERNELS_FILE, launch_table(report.layers))
         self._begun = True
 
 
@@ -226,7 +217,7 @@ def _former(directory: Path, batch: Batch) -> tuple[LayerReport, ...]:
     artifact.check_folder(directory)
     try:
         held = {path.name for path in directory.iterdir()} if directory.is_dir() else set()
-        if not {name for name in held if not name.startswith(_SCRATCH)}:
+        if not {name for name in held if not name.startswith(SCRATCH)}:
             return ()
         if REPORT_FILE not in held:
             raise BadRequest(f"{directory}: holds something else than a model's kernels; name an empty or a new folder")
@@ -240,11 +231,3 @@ def _former(directory: Path, batch: Batch) -> tuple[LayerReport, ...]:
             "name an empty or a new folder"
         )
     return report.layers
-
-
-def _remove_stale(directory: Path) -> None:
-    """Remove the reports that killed writers have left unfinished."""
-    for path in directory.glob(f"{_SCRATCH}{'[0-9a-f]' * 16}"):
-        with suppress(OSError):  # its writer has just ended
-            if time.time() - path.stat().st_mtime > STALE_SECONDS:
-                path.unlink()

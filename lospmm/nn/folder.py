@@ -7,9 +7,7 @@ code. It is written last and replaced in one step, and no kernel's folder is ove
 
 import json
 import os
-import secrets
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
@@ -19,7 +17,7 @@ from pydantic.dataclasses import dataclass
 from torch import nn
 
 from lospmm.artifact import artifact
-from lospmm.errors import BadRequest, DiskFault, Unsupported
+from lospmm.errors import BadRequest, Unsupported
 from lospmm.kernel import Kernel, path_of
 from lospmm.matrix.layers import REPORT_FILE
 from lospmm.model.report import LayerReport, read_report
@@ -94,7 +92,7 @@ def save(model: nn.Module, directory: str | os.PathLike[str]) -> None:
         entries = tuple(_written(bucket, folder) for bucket in one.buckets)
         how = one.frees_weight, one.dense_beyond
         layers.append(_LayerEntry(one.name, one.features_first, one.shares, entries, *how))
-    _replace(folder / MODEL_FILE, json.dumps(asdict(_ModelEntry(SCHEMA, tuple(layers))), indent=2) + "\n")
+    artifact.write_file(folder / MODEL_FILE, json.dumps(asdict(_ModelEntry(SCHEMA, tuple(layers))), indent=2) + "\n")
 
 
 def _written(bucket: ColumnBucket, folder: Path) -> _KernelEntry:
@@ -120,18 +118,6 @@ def _is_model(file: Path) -> bool:
     except (OSError, ValueError, RecursionError):
         return False
     return isinstance(content, dict) and {"schema", "layers"} <= content.keys()
-
-
-def _replace(file: Path, text: str) -> None:
-    scratch = file.with_name(f".{file.name}-{secrets.token_hex(8)}")
-    try:
-        scratch.write_text(text)
-        scratch.replace(file)
-    except OSError as error:
-        raise DiskFault(f"{file}: cannot be written: {error.strerror}") from error
-    finally:
-        with suppress(OSError):
-            scratch.unlink(missing_ok=True)
 
 
 def load_(model: nn.Module, directory: str | os.PathLike[str], *, emulate: bool = False) -> Report:

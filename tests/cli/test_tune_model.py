@@ -499,7 +499,7 @@ def test_a_full_disk(
     write_bytes, write_text = Path.write_bytes, Path.write_text
 
     def full(path: Path, content: Any, *more: Any) -> int:
-        if ".lospmm-" in str(path) or ".report-" in path.name:
+        if ".lospmm-" in str(path):
             (write_bytes if isinstance(content, bytes) else write_text)(path, content[: len(content) // 2])
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return (write_bytes if isinstance(content, bytes) else write_text)(path, content, *more)
@@ -511,7 +511,8 @@ def test_a_full_disk(
     assert answer.out.count("no kernel: DiskFault") == 4
     monkeypatch.setattr(Path, "write_text", full)
     answer = tune_model(model, "--quiet", n=41)
-    assert (answer.status, answer.error) == (4, f"{tmp_path / 'out'}: cannot be written: No space left on device")
+    report = tmp_path / "out" / "report.json"
+    assert (answer.status, answer.error) == (4, f"{report}: cannot be written: No space left on device")
     monkeypatch.undo()
     assert all(artifact.read(tmp_path / "out" / name).manifest["n"] == 32 for name in inodes(tmp_path / "out"))
     assert not [path for path in (tmp_path / "out").iterdir() if path.name.startswith(".")]
@@ -569,11 +570,11 @@ def test_what_a_killed_writer_left_is_removed(model: Path, tmp_path: Path) -> No
     out = tmp_path / "out"
     out.mkdir()
     for age, name in ((0, "0" * 16), (3600, "1" * 16)):
-        (out / f".report-{name}").write_text("{")
-        os.utime(out / f".report-{name}", (out.stat().st_mtime - age,) * 2)
+        (out / f".lospmm-{name}").write_text("{")
+        os.utime(out / f".lospmm-{name}", (out.stat().st_mtime - age,) * 2)
     folder = ModelFolder(out, Batch(open_model(model), LayerTable({ANY: LayerSpec(n=4)}), "h200"), lambda _layer: None)
     folder._write()
-    assert {path.name for path in out.iterdir()} == {"report.json", "kernels.tsv", f".report-{'0' * 16}"}
+    assert {path.name for path in out.iterdir()} == {"report.json", "kernels.tsv", f".lospmm-{'0' * 16}"}
 
 
 def test_a_process(model: Path, tmp_path: Path) -> None:
