@@ -21,7 +21,6 @@ from lospmm.tuning.options import check_choice
 def bench(
     directory: KernelArgument,
     cache: CacheOption = "cold",
-    warm: Annotated[bool, typer.Option("--warm", help="The same as --cache warm.")] = False,
     device: Annotated[
         str, typer.Option("--device", help="This machine's GPU: its name, a device file, or auto.")
     ] = "auto",
@@ -33,13 +32,12 @@ def bench(
 ) -> None:
     """Time a kernel beside cuSPARSE and cuBLAS on this machine's GPU."""
     check_choice("cache", cache)
-    if warm and cache == "network":
-        raise BadRequest("--warm is --cache warm: leave one of --warm and --cache network out")
-    state = CACHE_STATES["warm" if warm else cache]
     kept = artifact.read(directory)
     gpu = _own_gpu() if device == "auto" else find_device(device)
     with reported(quiet=quiet) as progress:
-        found = bench_artifact(kept, gpu, cache=state, sputnik=sputnik or settings().sputnik, progress=progress)
+        found = bench_artifact(
+            kept, gpu, cache=CACHE_STATES[cache], sputnik=sputnik or settings().sputnik, progress=progress
+        )
     show_comparison(found, kept.manifest, as_json=as_json)
 
 

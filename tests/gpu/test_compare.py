@@ -414,7 +414,7 @@ def test_the_command_from_end_to_end(on_a_fake_gpu: Path, capsys: pytest.Capture
         assert [way["failure"] for way in baseline["variants"]] == [None] * {"cusparse": 2, "sputnik": 1}.get(name, 3)
         assert all(way["max_relative_error"] < 1e-6 for way in baseline["variants"]) == (name != "cublas_tf32")
         assert printed[f"{name}_micros"] > 0
-    assert run(["bench", str(on_a_fake_gpu / "good"), "--warm", "--quiet"]) == 0
+    assert run(["bench", str(on_a_fake_gpu / "good"), "--cache", "warm", "--quiet"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split("  ")[0] for line in lines[-5:]] == [
         "this kernel",

@@ -273,12 +273,8 @@ def test_the_command_as_in_a_network(on_a_fake_gpu: Path, capsys: pytest.Capture
     assert (printed["cold"], printed["cache"]) == (False, "network")
     assert 2 <= printed["copies"] <= COPIES_BEHIND
     assert printed["micros"] == pytest.approx(10.0, rel=0.05)
-    for options, why in (
-        (["--cache", "hot"], "cache 'hot': choose one of cold, warm, network"),
-        (["--cache", "network", "--warm"], "--warm is --cache warm: leave one of"),
-    ):
-        assert run(["bench", str(on_a_fake_gpu / "good"), *options]) == BadRequest.exit_code
-        assert why in capsys.readouterr().err
+    assert run(["bench", str(on_a_fake_gpu / "good"), "--cache", "hot"]) == BadRequest.exit_code
+    assert "cache 'hot': choose one of cold, warm, network" in capsys.readouterr().err
     assert run(["bench", str(on_a_fake_gpu / "wrong"), "--cache", "network", "--quiet"]) == VerificationFailed.exit_code
 
 

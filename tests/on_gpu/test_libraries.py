@@ -141,7 +141,7 @@ def test_a_matrix_without_a_nonzero() -> None:
             assert (found.best is None) == (found.failure is not None)
 
 
-@pytest.mark.parametrize("flags", [[], ["--warm"], ["--cache", "network"]], ids=["cold", "warm", "network"])
+@pytest.mark.parametrize("flags", [[], ["--cache", "warm"], ["--cache", "network"]], ids=["cold", "warm", "network"])
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str]) -> None:
     matrix, n = drawn(768, 768, 0.1), 4096
     kernel = jobs.tune(Request(Problem(matrix, n, detect_device()), Options()), store=kept.open_store())
