@@ -11,7 +11,7 @@ from lospmm.cpu.geometry import Geometry
 from lospmm.errors import BadRequest
 from lospmm.families.packed import PackedKernel
 from lospmm.problem.convolution import unfold
-from lospmm.problem.dtype import dtype_named
+from lospmm.problem.dtype import dtype_named, float32_of
 from lospmm.problem.lanes import lanes_stored
 from lospmm.toolchain.cubin import machine_code
 from lospmm.toolchain.data import data_of
@@ -100,16 +100,7 @@ def _packed_kernel(kept: Artifact) -> PackedKernel:
 
 def _float32(name: str, array: NDArray[np.floating], shape: tuple[int, ...]) -> NDArray[np.float32]:
     """Check an operand and round it to float32. Raises BadRequest."""
-    if not isinstance(array, np.ndarray):
-        raise BadRequest(f"{name} is of type {type(array).__name__}; give a NumPy array")
-    if isinstance(array, np.ma.MaskedArray):
-        raise BadRequest(f"{name} is a masked array; fill what is masked first, as in {name.lower()}.filled(0)")
-    if array.shape != shape:
-        raise BadRequest(f"{name} has the shape {array.shape}; this kernel takes {shape}")
-    if array.dtype.kind not in "fiub":
-        raise BadRequest(f"{name} of type {array.dtype} does not hold real numbers")
-    with np.errstate(over="ignore"):
-        elements = np.ascontiguousarray(array, dtype=np.float32)
-    if np.any(np.isinf(elements) & np.isfinite(array)):
-        raise BadRequest(f"{name} holds numbers that are too large for float32")
+    elements = float32_of(name, array)
+    if elements.shape != shape:
+        raise BadRequest(f"{name} has the shape {elements.shape}; this kernel takes {shape}")
     return elements

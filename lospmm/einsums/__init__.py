@@ -18,14 +18,14 @@ from lospmm.einsums import run
 from lospmm.einsums.expression import Expression, parse
 from lospmm.einsums.gathered import kernel_of_gathered
 from lospmm.einsums.loops import MAX_INPUTS, kernel_of_loops
-from lospmm.einsums.operands import Operands, check, check_range, float32_of
+from lospmm.einsums.operands import Operands, check, check_range
 from lospmm.einsums.products import product_of
 from lospmm.errors import BadRequest
 from lospmm.families.block_group_coo import has_tensor_cores
 from lospmm.families.packed import PackedKernel
 from lospmm.gpu.detect import own_gpu
 from lospmm.problem.device import USUAL_DEVICE, DeviceSpec, find_device
-from lospmm.problem.dtype import dtype_named
+from lospmm.problem.dtype import dtype_named, float32_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,7 +74,7 @@ class EinsumKernel:
             raise BadRequest(
                 f"einsum: this kernel takes {', '.join(self.inputs) or 'nothing'}, not {', '.join(inputs)}"
             )
-        arrays = [float32_of(name, inputs[name]) for name in self.inputs]
+        arrays = [float32_of(f"einsum: {name}", inputs[name]) for name in self.inputs]
         for name, array in zip(self.inputs, arrays, strict=True):
             if array.shape != self.operands.shapes[name]:
                 raise BadRequest(
@@ -116,7 +116,7 @@ def einsum(expression: str, /, *, dtype: str = "float32", device: str = "auto", 
     shaped[parsed.output.name] = known.output_shape
     kernel = _kernel(check(parsed, shaped), dtype, device)
     sums = kernel(**{name: known.values[name] for name in later})
-    return sums if not isinstance(output, np.ndarray) else float32_of(parsed.output.name, output) + sums
+    return sums if not isinstance(output, np.ndarray) else float32_of(f"einsum: {parsed.output.name}", output) + sums
 
 
 def _kernel(operands: Operands, dtype: str, device: str) -> EinsumKernel:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from lospmm.einsums.expression import Expression, Index, TensorAccess, fault
 from lospmm.errors import BadRequest
-from lospmm.problem.dtype import Dtype
+from lospmm.problem.dtype import MASKED, Dtype, float32_of
 
 Shape = tuple[int, ...]
 
@@ -19,8 +19,6 @@ MAX_ELEMENTS = 2**40
 
 #: Names that are arguments of ``einsum`` itself.
 TAKEN = frozenset({"expression", "dtype", "device"})
-
-_MASKED = "a masked array: fill what is masked first, as in array.filled(0)"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,7 +65,7 @@ def check(expression: Expression, given: Mapping[str, Any]) -> Operands:
             raise fault(expression.text, factor.at, f"{factor.name} is not given")
         shapes[factor.name] = _shape(expression, factor, given[factor.name])
         if not isinstance(given[factor.name], tuple):
-            values[factor.name] = float32_of(factor.name, given[factor.name])
+            values[factor.name] = float32_of(f"einsum: {factor.name}", given[factor.name])
     output = expression.output
     if given.get(output.name) is not None:
         shapes[output.name] = _shape(expression, output, given[output.name])
@@ -83,23 +81,6 @@ def check(expression: Expression, given: Mapping[str, Any]) -> Operands:
     return Operands(expression, sizes, indices, values, shapes)
 
 
-def float32_of(name: str, array: Any) -> NDArray[np.float32]:
-    """Return an array as float32. Raises BadRequest unless it has only real numbers in range, unmasked."""
-    if isinstance(array, np.ma.MaskedArray):
-        raise BadRequest(f"einsum: {name} is {_MASKED}")
-    if not isinstance(array, np.ndarray) or array.dtype.kind not in "fiub":
-        kind = array.dtype if isinstance(array, np.ndarray) else type(array).__name__
-        raise BadRequest(f"einsum: {name} is of type {kind}: give a NumPy array of real numbers")
-    with np.errstate(over="ignore"):
-        found = np.ascontiguousarray(array, dtype=np.float32)
-    is_wider = array.dtype.kind == "f" and array.dtype.itemsize > found.itemsize  # in either byte order
-    if is_wider and (np.isinf(found) & np.isfinite(array)).any():
-        raise BadRequest(
-            f"einsum: {name} holds {np.abs(array[np.isfinite(array)]).max():g}, beyond the range of float32"
-        )
-    return found
-
-
 def check_range(name: str, array: NDArray[np.float32], dtype: Dtype) -> None:
     """Raise BadRequest for values beyond the range of the type."""
     if (beyond := dtype.beyond(array)) is not None:
@@ -112,7 +93,7 @@ def _indices(expression: Expression, index: Index, given: Mapping[str, Any]) -> 
         what = "is not given" if array is None else f"is a {type(array).__name__}"
         raise fault(expression.text, index.at, f"{index.name} {what}: give a NumPy array of whole numbers")
     if isinstance(array, np.ma.MaskedArray):
-        raise fault(expression.text, index.at, f"{index.name} is {_MASKED}")
+        raise fault(expression.text, index.at, f"{index.name} is {MASKED}")
     if array.dtype.kind not in "iu":
         raise fault(expression.text, index.at, f"{index.name} is of type {array.dtype}, not of whole numbers")
     if array.ndim != len(index.variables):

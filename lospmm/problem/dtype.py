@@ -125,3 +125,22 @@ def dtype_named(name: str) -> Dtype:
 
 
 FLOAT_BYTES = 4
+
+
+#: What an array is that would lose its mask.
+MASKED = "a masked array: fill what is masked first, as in array.filled(0)"
+
+
+def float32_of(name: str, array: Any) -> NDArray[np.float32]:
+    """Return an array as float32. Raises BadRequest unless it has only real numbers in range, unmasked."""
+    if isinstance(array, np.ma.MaskedArray):
+        raise BadRequest(f"{name} is {MASKED}")
+    if not isinstance(array, np.ndarray) or array.dtype.kind not in "fiub":
+        kind = array.dtype if isinstance(array, np.ndarray) else type(array).__name__
+        raise BadRequest(f"{name} is of type {kind}: give a NumPy array of real numbers")
+    with np.errstate(over="ignore"):
+        found = np.ascontiguousarray(array, dtype=np.float32)
+    is_wider = array.dtype.kind == "f" and array.dtype.itemsize > found.itemsize  # in either byte order
+    if is_wider and (np.isinf(found) & np.isfinite(array)).any():
+        raise BadRequest(f"{name} holds {np.abs(array[np.isfinite(array)]).max():g}, beyond the range of float32")
+    return found
