@@ -106,6 +106,15 @@ def extra_needed(extra: str, what: str) -> Iterator[None]:
         raise MissingExtra(f"{what} needs {error.name}: pip install 'lospmm[{extra}]'", name=error.name) from None
 
 
+@contextmanager
+def system_errors(kind: type[LospmmError], what: str) -> Iterator[None]:
+    """Convert an error of the system, as of a file, to ``kind``: ``what`` cannot be done, and its reason."""
+    try:
+        yield
+    except OSError as error:
+        raise kind(f"{what}: {error.strerror}") from error
+
+
 def printable(text: str) -> str:
     """Return ``text`` as one line, with line ends, escape sequences and undecodable bytes escaped.
 

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from lospmm.artifact.manifest import MANIFEST_FILE as MANIFEST_FILE  # which is a name of its files, too
 from lospmm.artifact.manifest import parse
-from lospmm.errors import BadMatrix, BadRequest, DiskFault, ToolchainFault
+from lospmm.errors import BadMatrix, BadRequest, DiskFault, ToolchainFault, system_errors
 from lospmm.matrix import npz as npy
 from lospmm.matrix import readers
 from lospmm.matrix.csr import SparseMatrix
@@ -154,12 +154,10 @@ def from_files(files: Mapping[str, bytes], where: str) -> Artifact:
 
 def read(directory: Path) -> Artifact:
     """Return the artifact in a folder. Raises BadRequest."""
-    try:
+    with system_errors(BadRequest, f"{directory}: cannot be read"):
         if not directory.is_dir():
             raise BadRequest(f"{directory}: {'is a file' if directory.exists() else 'there is no such folder'}")
         files = _read_files(directory)
-    except OSError as error:
-        raise BadRequest(f"{directory}: cannot be read: {error.strerror}") from None
     return from_files(files, str(directory))
 
 
@@ -259,15 +257,14 @@ def write(artifact: Artifact, directory: Path, *, like: Path | None = None) -> N
     target = directory.resolve()  # a link stays a link
     scratch = target.with_name(SCRATCH + secrets.token_hex(8))
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        remove_stale(target.parent)
-        scratch.mkdir()
-        for name, content in artifact.files.items():
-            if like is None or not _is_linked(like / name, scratch / name, content):
-                (scratch / name).write_bytes(content)
-        _take_the_place_of(scratch, target)
-    except OSError as error:
-        raise DiskFault(f"{directory}: cannot be written: {error.strerror}") from error
+        with system_errors(DiskFault, f"{directory}: cannot be written"):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            remove_stale(target.parent)
+            scratch.mkdir()
+            for name, content in artifact.files.items():
+                if like is None or not _is_linked(like / name, scratch / name, content):
+                    (scratch / name).write_bytes(content)
+            _take_the_place_of(scratch, target)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
@@ -276,10 +273,9 @@ def write_file(path: Path, text: str) -> None:
     """Write a file beside an artifact, whole or not at all. Raises DiskFault."""
     scratch = path.with_name(SCRATCH + secrets.token_hex(8))
     try:
-        scratch.write_text(text, "utf-8")
-        scratch.replace(path)
-    except OSError as error:
-        raise DiskFault(f"{path}: cannot be written: {error.strerror}") from error
+        with system_errors(DiskFault, f"{path}: cannot be written"):
+            scratch.write_text(text, "utf-8")
+            scratch.replace(path)
     finally:
         with suppress(OSError):
             scratch.unlink(missing_ok=True)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from lospmm.cli.options import MIN_SPARSITY, MinSparsityOption, say
-from lospmm.errors import BadMatrix, BadRequest, LospmmError, extra_needed
+from lospmm.errors import BadMatrix, BadRequest, LospmmError, extra_needed, system_errors
 from lospmm.matrix.limit import limit_hint
 from lospmm.matrix.readers import content_in
 from lospmm.model.layer_table import LayerTable
@@ -41,19 +41,15 @@ def layers(
         print(table.to_toml(), end="")
         say(quiet=asked > 0)(said)
         return
-    try:
+    with system_errors(BadRequest, f"{out}: cannot be written"):
         out.write_text(table.to_toml(), "utf-8")
-    except OSError as error:
-        raise BadRequest(f"{out}: cannot be written: {error.strerror}") from None
     say(quiet=False)(f"{out}: {said}")
 
 
 def _of_onnx(model: str, example: list[str], min_sparsity: float) -> LayerTable:
     try:
-        with Path(model).open("rb") as file:
+        with system_errors(BadRequest, f"{model}: cannot be read"), Path(model).open("rb") as file:
             return table_of_onnx(content_in(file), example, min_sparsity=min_sparsity)
-    except OSError as error:
-        raise BadRequest(f"{model}: cannot be read: {error.strerror}") from None
     except BadMatrix as error:
         raise BadMatrix(f"{model}: {error}") from None
 

@@ -8,7 +8,7 @@ from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from pathlib import Path
 
-from lospmm.errors import DiskFault
+from lospmm.errors import DiskFault, system_errors
 
 #: Seconds between two checks for cancellation while waiting for the GPU.
 POLL_SECONDS = 0.05
@@ -22,11 +22,9 @@ def exclusive(directory: Path, cancel: threading.Event | None = None, *, gpu: st
 
     Raises CancelledError once ``cancel`` is set, DiskFault where the lock cannot be written or taken.
     """
-    try:
+    with system_errors(DiskFault, f"{directory}: the lock of the GPU cannot be written"):
         directory.mkdir(parents=True, exist_ok=True)
         file = (directory / (f"gpu-{gpu}.lock" if gpu else "gpu.lock")).open("w")
-    except OSError as error:
-        raise DiskFault(f"{directory}: the lock of the GPU cannot be written: {error.strerror}") from None
     with file:
         while not _locked(file.fileno(), directory):
             if cancel is not None and cancel.is_set():

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lospmm.errors import BadMatrix, BadRequest, printable
+from lospmm.errors import BadMatrix, BadRequest, printable, system_errors
 from lospmm.matrix import readers
 from lospmm.matrix.mapped import Content
 from lospmm.matrix.readers import READERS, MatrixFile
@@ -107,10 +107,8 @@ def folder_of(name: str, n: int | None = None) -> str:
 
 
 def _files(path: Path) -> list[Path]:
-    try:
+    with system_errors(BadMatrix, f"{path}: cannot be read"):
         found = [file for file in path.iterdir() if _is_matrix(file)]
-    except OSError as error:
-        raise BadMatrix(f"{path}: cannot be read: {error.strerror}") from None
     if not found:
         raise BadMatrix(f"{path}: no matrix file lies in this folder: {', '.join(f'.{kind}' for kind in READERS)}")
     return sorted(found, key=lambda file: (readers.natural(file.stem), file.name))
@@ -162,12 +160,10 @@ def _matrix(file: Path, seed: int) -> Found:
 
 
 def _content(file: Path) -> Content:
-    try:
+    with system_errors(BadMatrix, f"{file}: cannot be read"):
         if not file.is_file():
             raise BadMatrix(
                 f"{file}: {'is a device or pipe; name a file' if file.exists() else 'there is no such file'}"
             )
         with file.open("rb") as stream:
             return readers.content_in(stream)
-    except OSError as error:
-        raise BadMatrix(f"{file}: cannot be read: {error.strerror}") from None

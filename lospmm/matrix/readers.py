@@ -16,7 +16,7 @@ from typing import IO, Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lospmm.errors import BadMatrix, BadRequest, printable
+from lospmm.errors import BadMatrix, BadRequest, printable, system_errors
 from lospmm.matrix import npz as npy
 from lospmm.matrix import onnx_file, safetensors_file, torch_file
 from lospmm.matrix import text as matrix_text
@@ -54,7 +54,7 @@ class MatrixFile:
 
 def read(path: Path, *, tensor: str | None = None, seed: int = 0) -> MatrixFile:
     """Return the matrix in a regular file; ``tensor`` and ``seed`` as in ``read_bytes``. Raises BadMatrix."""
-    try:
+    with system_errors(BadMatrix, f"{_printable(str(path))}: cannot be read"):
         if not path.exists():
             raise BadMatrix(f"{_printable(str(path))}: there is no such file")
         if not path.is_file():
@@ -63,8 +63,6 @@ def read(path: Path, *, tensor: str | None = None, seed: int = 0) -> MatrixFile:
             )
         with path.open("rb") as stream:
             content = content_in(stream)
-    except OSError as error:
-        raise BadMatrix(f"{_printable(str(path))}: cannot be read: {error.strerror}") from None
     try:
         return read_bytes(content, path.name, tensor=tensor, seed=seed)
     except BadMatrix as error:  # names the file by its base name, as for an upload
@@ -86,11 +84,8 @@ def content_in(stream: IO[bytes]) -> Content:
 
 def read_bias(path: Path) -> NDArray[np.floating]:
     """Return the bias in a ``.npy`` file: one number for each row. Raises BadRequest."""
-    try:
-        with path.open("rb") as file:
-            return bias_in(content_in(file), str(path))
-    except OSError as error:
-        raise BadRequest(f"bias {path}: cannot be read: {error.strerror}") from None
+    with system_errors(BadRequest, f"bias {path}: cannot be read"), path.open("rb") as file:
+        return bias_in(content_in(file), str(path))
 
 
 def bias_in(content: Content, name: str) -> NDArray[np.floating]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from lospmm.artifact import artifact
 from lospmm.artifact.artifact import SCRATCH, Artifact
-from lospmm.errors import BadRequest, DiskFault, LospmmError
+from lospmm.errors import BadRequest, DiskFault, LospmmError, system_errors
 from lospmm.families.candidate import UNROLLED
 from lospmm.gpu.detect import own_gpu
 from lospmm.matrix.layers import KERNELS_FILE, REPORT_FILE, LayerSource, folder_of
@@ -199,11 +199,9 @@ class ModelFolder:
     def _write(self) -> None:
         """Write the report, by which the folder is known as a model's."""
         report = self.report
-        try:
+        with system_errors(DiskFault, f"{self.directory}: cannot be written"):
             self.directory.mkdir(parents=True, exist_ok=True)
             artifact.remove_stale(self.directory)
-        except OSError as error:
-            raise DiskFault(f"{self.directory}: cannot be written: {error.strerror}") from error
         artifact.write_file(self.directory / REPORT_FILE, report.to_json())
         artifact.write_file(self.directory / KERNELS_FILE, launch_table(report.layers))
         self._begun = True

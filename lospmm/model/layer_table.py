@@ -31,7 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from lospmm.errors import BadMatrix, BadRequest, printable
+from lospmm.errors import BadMatrix, BadRequest, printable, system_errors
 from lospmm.matrix.csr import block_diagonal
 from lospmm.matrix.layers import folder_of, kernel_name
 from lospmm.matrix.limit import MIN_SPARSITY, check_limit, too_few
@@ -260,11 +260,8 @@ def keys_given(own: Mapping[str, Any]) -> list[str]:
 
 def read_table(path: Path) -> LayerTable:
     """Read a layer table from a ``.toml`` or ``.json``. Raises BadRequest."""
-    try:
-        with path.open("rb") as file:
-            content = file.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise BadRequest(f"layer table {path}: cannot be read: {error.strerror}") from None
+    with system_errors(BadRequest, f"layer table {path}: cannot be read"), path.open("rb") as file:
+        content = file.read(MAX_BYTES + 1)
     return parse_table(content, str(path))
 
 

@@ -13,7 +13,7 @@ from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lospmm.errors import BadRequest
+from lospmm.errors import BadRequest, system_errors
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,8 +196,7 @@ def _close_matches(word: str, known: Iterable[str]) -> str:
 def read_toml(path: Path) -> dict[str, Any]:
     """Return the tables of a TOML file. Raises BadRequest if it cannot be read or parsed."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise BadRequest(f"{path}: cannot be read: {error.strerror}") from None
+        with system_errors(BadRequest, f"{path}: cannot be read"):
+            return tomllib.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:  # bad TOML and bad UTF-8 alike
         raise BadRequest(f"{path}: expected TOML: {error}") from None

@@ -11,7 +11,7 @@ import traceback
 from pathlib import Path
 from typing import BinaryIO
 
-from lospmm.errors import DiskFault, LospmmError
+from lospmm.errors import DiskFault, LospmmError, system_errors
 from lospmm.gpu.messages import Answer, packed, receive
 from lospmm.problem.problem import Problem
 from lospmm.toolchain.compile import OnDisk
@@ -51,12 +51,10 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> None:
 def _built(problem: Problem, request: BuildRequest) -> OnDisk:
     """Build a kernel and write its cubin. Raises DiskFault, and as ``build``."""
     built = build(problem, request.candidate, request.emitter, store=request.store, workers=1).compiled
-    try:
+    with system_errors(DiskFault, f"{request.folder}: cannot be written"):
         number, name = tempfile.mkstemp(".cubin", dir=request.folder)
         with os.fdopen(number, "wb") as file:
             file.write(built.cubin)
-    except OSError as error:
-        raise DiskFault(f"{request.folder}: cannot be written: {error.strerror}") from None
     return OnDisk(Path(name), built.entry, built.launch)
 
 
