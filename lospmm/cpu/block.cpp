@@ -61,6 +61,7 @@ struct Bulk {
   std::uint64_t phase = 0;
   unsigned copiers = 0, arrived = 0;
   std::size_t expected = 0, started = 0;
+  bool is_expected = false;  // that may be no bytes
   std::vector<Copy> copies;
   std::vector<std::pair<void *, float4>> sent;
 };
@@ -302,7 +303,11 @@ void lospmm_bulk_make(unsigned long long *barrier, unsigned copiers) {
   made.copiers = copiers;
   lospmm::bulks.make(barrier, std::move(made));
 }
-void lospmm_bulk_expect(unsigned long long *barrier, unsigned bytes) { lospmm::bulk_of(barrier).expected += bytes; }
+void lospmm_bulk_expect(unsigned long long *barrier, unsigned bytes) {
+  lospmm::Bulk &bulk = lospmm::bulk_of(barrier);
+  bulk.is_expected = true;
+  bulk.expected += bytes;
+}
 void lospmm_bulk_copy(void *shared, const void *global, unsigned bytes, unsigned long long *barrier) {
   if (bytes % 16 || reinterpret_cast<std::uintptr_t>(shared) % 16 || reinterpret_cast<std::uintptr_t>(global) % 16)
     lospmm::fault("a bulk copy from or to an address, or of a size, that is no multiple of 16 bytes");
@@ -334,15 +339,16 @@ void lospmm_bulk_wait(unsigned long long *barrier, unsigned parity) {
   for (;;) {
     lospmm::Bulk &bulk = lospmm::bulk_of(barrier);  // found anew each time: another thread may have made more of them
     if ((bulk.phase & 1) != parity) return;
-    if (bulk.expected && bulk.started > bulk.expected)
+    if (bulk.is_expected && bulk.started > bulk.expected)
       lospmm::fault("more bytes of bulk copies than their barrier expects");
-    if (bulk.expected && bulk.started == bulk.expected && bulk.arrived == bulk.copiers) {
+    if (bulk.is_expected && bulk.started == bulk.expected && bulk.arrived == bulk.copiers) {
       lospmm::perform(bulk.copies);
       bulk.copies.clear();
       for (const auto &one : bulk.sent) std::memcpy(one.first, &one.second, sizeof one.second);
       bulk.sent.clear();
       bulk.arrived = 0;
       bulk.expected = bulk.started = 0;
+      bulk.is_expected = false;
       ++bulk.phase;
       ++lospmm::progress;
     } else {

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from lospmm.families.coded import scales_of, settings_of
 from lospmm.families.lane import MAX_GRID_SIDE
-from lospmm.families.packed import PLACES, PackedKernel, pack, source_of_template
+from lospmm.families.packed import PackedKernel, array_at, pack, source_of_template
 from lospmm.families.pieces import (
     LEAST_FIRSTS,
     MOST_FIRSTS,
@@ -138,7 +138,7 @@ def _stage_bytes(plan: WideBitmap) -> int:
 
 def _fixed_bytes(plan: WideBitmap, largest: int) -> int:
     """Return the shared memory beside the ring: pieces of A, the map of B, and barriers."""
-    return plan.warps * (_SLOTS * (largest + _BARRIER_BYTES) + _PLACE_BYTES) + _MAP_BYTES + 2 * _BARRIER_BYTES
+    return plan.warps * (_SLOTS * (largest + 2 * _BARRIER_BYTES) + _PLACE_BYTES) + _MAP_BYTES + 2 * _BARRIER_BYTES
 
 
 def stages_of(plan: WideBitmap, problem: Problem, largest: int) -> int:
@@ -201,7 +201,10 @@ def pack_plan(problem: Problem, plan: WideBitmap) -> PackedKernel:
         "DEPTH": SHAPE.depth,
         "PAIRED": int(SHAPE.is_paired),
         "PIECE_BYTES": largest,
-        "FIRST_ARRAY": 2 * PLACES * 8,
+        "SLOTS": _SLOTS,
+        "FIRST_ARRAY": array_at(data, 0),
+        "STARTS_ARRAY": array_at(data, 1),
+        "OTHERS_ARRAY": array_at(data, 2),
         "FIRSTS": firsts_of(problem),
         "MAPS": _MOST_SMS,
         "ACROSS": grid[0],

@@ -102,6 +102,11 @@ def joined_source(kernels: Sequence[tuple[str, str, int]]) -> str:
     return "".join(parts)
 
 
+def array_at(data: bytes, place: int) -> int:
+    """Return where an array of ``pack`` begins."""
+    return int(np.frombuffer(data, "<i8", count=1, offset=8 * (PLACES + place))[0])
+
+
 def pack(
     numbers: Sequence[int],
     arrays: Sequence[NDArray[Any]],

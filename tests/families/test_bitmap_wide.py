@@ -89,7 +89,7 @@ def test_a_piece_that_never_comes_is_noticed() -> None:
     """What would hang on a GPU: a warp that waits for a piece that nobody copies."""
     problem = plain(pruned(16, 300, 0.5, seed=11), 72, HALF)
     kernel = pack_plan(problem, BASE)
-    fetching = "      fetch(own, own_slots + (slot ^ 1) * PIECE_BYTES, pieces_full + (slot ^ 1));"
+    fetching = "      fetch(slots + slot * PIECE_BYTES, full + slot, rows, piece, start, end);"
     never = replace(kernel, source=kernel.source.replace(fetching, ""))
     assert never.source != kernel.source
     with pytest.raises(VerificationFailed, match="waits for others that never come"):

@@ -2,9 +2,10 @@
 // A as bits and values (pieces.cuh) times many columns of B, on the tensor cores of sm_90a.
 //
 // A block has 64 rows of A for each of GROUPS warpgroups, and COLS columns of C (row_block.cuh), then those of another tile.
-// One warpgroup more copies chunks of B, by one thread. Each warp of the others copies pieces of its own 16 rows, and makes
-// fragments of the next chunk while the tensor cores multiply by the last one. Copies for the next tile begin while one is
-// stored.
+// One warpgroup more copies: one thread chunks of B, and one for each warp of the others pieces of that warp's 16 rows. Such a
+// warp makes fragments of the next chunk while the tensor cores multiply by the last one. Copies for the next tile begin while
+// one is stored. What a block needs first comes sooner by other threads: the warps copy their first pieces, and two warps that
+// have nothing else to do the first chunks of B.
 //
 // Copies of boxes need a map of B, in global memory. There is a place for each SM: a block has it for itself, as two of
 // them have no room in its shared memory.
@@ -16,11 +17,12 @@
 // first ones having no bytes there; the others.
 
 constexpr int PER_PIECE = DEPTH / CHUNK, STEPS = CHUNK / 16;  // chunks of a piece, products of a chunk
-constexpr int WARPS = 4 * GROUPS, THREADS = 128 * (GROUPS + 1), SLOTS = 2, PIECES = (K + DEPTH - 1) / DEPTH;
+constexpr int WARPS = 4 * GROUPS, THREADS = 128 * (GROUPS + 1), PIECES = (K + DEPTH - 1) / DEPTH;
 constexpr int ROW_BLOCKS = (M + 64 * GROUPS - 1) / (64 * GROUPS);
 constexpr int TILES_ALONG = ROW_BLOCKS * (((N + COLS - 1) / COLS + ACROSS - 1) / ACROSS), BLOCKS = CLUSTERS * LOSPMM_CLUSTER;
 constexpr int WHOLE_TURNS = TILES_ALONG / BLOCKS + (TILES_ALONG % BLOCKS > CLUSTERS);
-static_assert(TILES == 1 && PER_PIECE == 2 && !PAIRED);
+constexpr int FIRST_CHUNKS = 2;  // at least a piece is there
+static_assert(TILES == 1 && PER_PIECE == FIRST_CHUNKS && !PAIRED && STAGES > FIRST_CHUNKS);
 
 __align__(MAP_BYTES) static __device__ unsigned char maps[MAPS * MAP_BYTES];
 
@@ -41,9 +43,9 @@ LOSPMM_INLINE Share share_of(int turn) {
           number < TILES_ALONG && tile.column < N};
 }
 
-// What one thread of the last warpgroup does: all chunks of each of its tiles.
+// What one thread of the last warpgroup does: all chunks of its tiles but the first ones.
 LOSPMM_INLINE void feed(unsigned char *ring, unsigned long long *full, unsigned long long *empty, const unsigned char *map) {
-  int stage = 0;
+  int stage = FIRST_CHUNKS, skipped = FIRST_CHUNKS;
   unsigned parity = 1;  // a ring that is empty
 #pragma unroll 1
   for (int turn = 0;; ++turn) {
@@ -51,7 +53,7 @@ LOSPMM_INLINE void feed(unsigned char *ring, unsigned long long *full, unsigned 
     if (!share.is_there) break;
     const int column = static_cast<int>(share.tile.column);
 #pragma unroll 1
-    for (int chunk = share.first * PER_PIECE; chunk < share.end * PER_PIECE; ++chunk) {
+    for (int chunk = share.first * PER_PIECE + skipped; chunk < share.end * PER_PIECE; ++chunk) {
       lospmm_gate_wait(empty + stage, parity);
       lospmm_bulk_expect(full + stage, STAGE);
 #pragma unroll
@@ -59,41 +61,60 @@ LOSPMM_INLINE void feed(unsigned char *ring, unsigned long long *full, unsigned 
         lospmm_box_copy(ring + stage * STAGE + part * (CHUNK * 128), map, chunk * CHUNK, column + part * 64, full + stage);
       if (++stage == STAGES) stage = 0, parity ^= 1;
     }
+    skipped = 0;
   }
 }
 
-// The pieces of a warp, those of each of its tiles in turn.
-struct Pieces {
-  int turn, next, end_piece;  // of the tile, and of pieces: none is left where these are the same
-  unsigned start, end;        // of the next, read a piece ahead of their use
-  const unsigned *starts;     // of all pieces of the tile's rows
-  const unsigned char *firsts;
-};
-LOSPMM_INLINE void bounds(Pieces &own) { own.start = __ldg(own.starts + own.next), own.end = __ldg(own.starts + own.next + 1); }
-LOSPMM_INLINE void turn_to_tile(Pieces &own) {
-  const Share share = share_of(own.turn);
-  own.next = own.end_piece = 0;
-  if (!share.is_there) return;
-  const long long rows = static_cast<long long>(share.tile.row_block) * WARPS + threadIdx.x / 32;
-  own.firsts = lospmm_data + FIRST_ARRAY + rows * (FIRSTS * PIECE_BYTES);
-  own.starts = lospmm_array<unsigned>(1) + rows * PIECES;
-  own.next = share.first, own.end_piece = share.end;
-  bounds(own);
+// What a warp of the last warpgroup does: one of the first chunks, which needs no map.
+LOSPMM_INLINE void copy_chunk(unsigned char *stage, const Element *b, int number) {
+  const Share share = share_of(0);
+  const int piece = threadIdx.x % 32, first = share.first * DEPTH + number * CHUNK;  // of 16 bytes, and a row
+  const long long column = share.tile.column + piece * 8;
+  if (!share.is_there || piece * 8 >= COLS) return;
+  b += static_cast<long long>(first) * N + column;
+  stage += piece / 8 * (CHUNK * 128);
+#pragma unroll 8
+  for (int row = 0; row < CHUNK; ++row)
+    lospmm_copy<16>(stage + row * 128 + (piece % 8 ^ row % 8) * 16, b + static_cast<long long>(row) * N,
+                    column < N && first + row < K);
 }
-LOSPMM_INLINE void fetch(Pieces &own, unsigned char *slot, unsigned long long *barrier) {
-  if (own.next == own.end_piece) return;
-  if (threadIdx.x % 32 == 0) {
-    const bool is_first = own.next < FIRSTS;
-    const int bytes = is_first ? PIECE_BYTES : static_cast<int>(own.end - own.start) * 16;
-    lospmm_bulk_expect(barrier, bytes);
-    lospmm_bulk_copy(slot, is_first ? own.firsts + own.next * PIECE_BYTES : lospmm_array<unsigned char>(2) + own.start * 16ll,
-                     bytes, barrier);
-  }
-  if (++own.next < own.end_piece) {
-    bounds(own);
+
+// Which 16 rows of A a warp has of a tile, and where their pieces begin, in 16 bytes.
+LOSPMM_INLINE long long rows_of(const Tile &tile, int warp) { return static_cast<long long>(tile.row_block) * WARPS + warp; }
+LOSPMM_INLINE const unsigned *starts_of(long long rows) {
+  return reinterpret_cast<const unsigned *>(lospmm_data + STARTS_ARRAY) + rows * PIECES;
+}
+LOSPMM_INLINE void fetch(unsigned char *slot, unsigned long long *barrier, long long rows, int piece, unsigned start, unsigned end) {
+  if (piece < FIRSTS) {  // without a wait for ``start``
+    lospmm_bulk_expect(barrier, PIECE_BYTES);
+    lospmm_bulk_copy(slot, lospmm_data + FIRST_ARRAY + (rows * FIRSTS + piece) * PIECE_BYTES, PIECE_BYTES, barrier);
   } else {
-    ++own.turn;
-    turn_to_tile(own);
+    const int bytes = static_cast<int>(end - start) * 16;
+    lospmm_bulk_expect(barrier, bytes);
+    lospmm_bulk_copy(slot, lospmm_data + OTHERS_ARRAY + start * 16ll, bytes, barrier);
+  }
+}
+
+// What a thread does for a warp that multiplies: all pieces of its tiles but the first.
+LOSPMM_INLINE void feed_pieces(unsigned char *slots, unsigned long long *full, unsigned long long *empty, int warp) {
+  int slot = 1, skipped = 1;
+  unsigned parity = 1;
+#pragma unroll 1
+  for (int turn = 0;; ++turn) {
+    const Share share = share_of(turn);
+    if (!share.is_there) break;
+    const long long rows = rows_of(share.tile, warp);
+    const unsigned *const starts = starts_of(rows);
+    int piece = share.first + skipped;
+    unsigned start = __ldg(starts + piece), end = __ldg(starts + min(piece + 1, share.end));  // a piece ahead of their use
+#pragma unroll 1
+    for (; piece < share.end; ++piece) {
+      lospmm_gate_wait(empty + slot, parity);
+      fetch(slots + slot * PIECE_BYTES, full + slot, rows, piece, start, end);
+      start = end, end = __ldg(starts + min(piece + 2, share.end));
+      if (++slot == SLOTS) slot = 0, parity ^= 1;
+    }
+    skipped = 0;
   }
 }
 
@@ -106,35 +127,55 @@ LOSPMM_KERNEL(ENTRY) {
   unsigned char *const scratch = reinterpret_cast<unsigned char *>(all_places + WARPS * WORDS);
   unsigned long long *full = reinterpret_cast<unsigned long long *>(scratch + MAP_BYTES);
   unsigned long long *empty = full + STAGES, *done = empty + STAGES, *pieces_full = done + 2;
+  unsigned long long *pieces_empty = pieces_full + WARPS * SLOTS;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   // Who copies makes the barriers of its copies, and begins with them: the others hear of them at the block's barrier.
   if (warp >= WARPS) {
-    unsigned char *const map = maps + lospmm_sm() * MAP_BYTES;
+    lospmm_give_registers<FEEDING_REGISTERS>();
     if (warp == WARPS) {
-      if (lane == 0) {
-        for (int stage = 0; stage < STAGES; ++stage) {
-          lospmm_bulk_make(full + stage);
-          lospmm_gate_make(empty + stage, WARPS);
-        }
+      if (lane < STAGES) {
+        lospmm_gate_make(empty + lane, WARPS);
+        lospmm_bulk_make(full + lane);
+      } else if (lane == STAGES) {
         lospmm_gate_make(done, WARPS);
         lospmm_bulk_make(done + 1);
       }
+      __syncwarp();
+      lospmm_block_arrive<THREADS>();
+      unsigned char *const map = maps + lospmm_sm() * MAP_BYTES;
       lospmm_map_make<CHUNK>(map, scratch, b, K, N);
+      if (lane == 0) feed(ring, full, empty, map);
+    } else if (warp == WARPS + 1) {
+      lospmm_block_wait<THREADS>();
+      const int of = lane * SLOTS;
+      if (lane < WARPS) feed_pieces(slots + of * PIECE_BYTES, pieces_full + of, pieces_empty + of, lane);
+    } else {
+      const int chunk = warp - WARPS - 2;
+      copy_chunk(ring + chunk * STAGE, b, chunk);
+      lospmm_commit();
+      lospmm_block_wait<THREADS>();
+      lospmm_wait<0>();
+      lospmm_show_to_products();
+      __syncwarp();
+      if (lane == 0) lospmm_bulk_expect(full + chunk, 0);  // all of it is there
     }
-    lospmm_block_arrive<THREADS>();
-    lospmm_give_registers<FEEDING_REGISTERS>();
-    if (warp == WARPS && lane == 0) feed(ring, full, empty, map);
     return;
   }
   unsigned weights[PER_PIECE][STEPS][4];
   unsigned char *const own_slots = slots + warp * (SLOTS * PIECE_BYTES);
   uint2 *const places = all_places + warp * WORDS;
-  pieces_full += warp * SLOTS;
-  if (lane == 0)
-    for (int slot = 0; slot < SLOTS; ++slot) lospmm_bulk_make(pieces_full + slot);
-  Pieces own = {0, 0, 0, 0, 0, nullptr, nullptr};
-  turn_to_tile(own);
-  fetch(own, own_slots, pieces_full);
+  pieces_full += warp * SLOTS, pieces_empty += warp * SLOTS;
+  if (lane == 0) {
+    for (int of = 0; of < SLOTS; ++of) {
+      lospmm_gate_make(pieces_empty + of, 1);
+      lospmm_bulk_make(pieces_full + of);
+    }
+    const Share share = share_of(0);
+    const long long rows = rows_of(share.tile, warp);
+    const unsigned *const starts = starts_of(rows) + share.first;
+    if (share.is_there) fetch(own_slots, pieces_full, rows, share.first, __ldg(starts), __ldg(starts + 1));
+  }
+  __syncwarp();
   lospmm_block_wait<THREADS>();
   lospmm_take_registers<REGISTERS>();
   int stage = 0, slot = 0;
@@ -146,8 +187,6 @@ LOSPMM_KERNEL(ENTRY) {
     float sums[PARTS][32] = {};
 #pragma unroll 1
     for (int piece = share.first; piece < share.end; ++piece) {
-      __syncwarp();  // all fragments of the piece before were made
-      fetch(own, own_slots + (slot ^ 1) * PIECE_BYTES, pieces_full + (slot ^ 1));
       lospmm_bulk_wait(pieces_full + slot, slot_parity);
       count(places, own_slots + slot * PIECE_BYTES);
       __syncwarp();
@@ -162,12 +201,15 @@ LOSPMM_KERNEL(ENTRY) {
         for (int step = 0; step < STEPS; ++step)
           lospmm_wgmma_columns(sums, weights[of][step], lospmm_behind_rows(columns, step * 16));
         lospmm_wgmma_commit();
+        if (of == PER_PIECE - 1) {
+          __syncwarp();  // all fragments of the piece were made
+          if (lane == 0) lospmm_gate_arrive(pieces_empty + slot);
+        }
         lospmm_wgmma_wait<1>();  // the chunk before
         if ((piece > share.first || of) && lane == 0) lospmm_gate_arrive(empty + (stage ? stage : STAGES) - 1);
         if (++stage == STAGES) stage = 0, parity ^= 1;
       }
-      slot ^= 1;
-      slot_parity ^= slot == 0;
+      if (++slot == SLOTS) slot = 0, slot_parity ^= 1;
     }
     lospmm_wgmma_wait<0>();
     if (lane == 0) lospmm_gate_arrive(empty + (stage ? stage : STAGES) - 1);
