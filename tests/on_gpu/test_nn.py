@@ -405,7 +405,7 @@ def test_kernels_for_several_columns_from_files(memory: str, tmp_path: Path) -> 
     dense, columns, net = copy.deepcopy(model), (1, 8, 512), tmp_path / "net.safetensors"
     save_file({name: one.cpu().numpy() for name, one in model.state_dict().items()}, net)
     words = ("tune-model", net, "--n", "1,8,512", "--dtype", "float16", "--memory", memory, "--biases", "--quiet")
-    assert cli.run([*map(str, words), "--out", str(tmp_path / "out")]) == 0
+    assert cli.run([*map(str, words), "--budget", "5", "--out", str(tmp_path / "out")]) == 0
     report = read_report(tmp_path / "out")
     assert [(total.n, total.layers, total.timed) for total in report.totals] == [(n, 2, 2) for n in columns]
     kernels = lospmm.load_model(tmp_path / "out")
