@@ -55,7 +55,7 @@ from lospmm.gpu.detect import detect_device, own_gpu_id
 from lospmm.gpu.exclusive import exclusive
 from lospmm.gpu.libraries import BASELINES, DENSE_OF, BaselineTime, baselines_of
 from lospmm.gpu.libraries.work import COMMAND, BaselineTask
-from lospmm.gpu.timing import BRIEF, FULL, MAX_COPIES
+from lospmm.gpu.timing import BRIEF, FULL
 from lospmm.problem.device import DeviceSpec
 from lospmm.problem.dtype import DTYPES
 from lospmm.problem.problem import Problem
@@ -75,10 +75,8 @@ LONG_MICROS = 1_000.0
 #: A kernel that takes longer has failed.
 KERNEL_SECONDS = 20.0
 
-#: The map has hundreds of cells, and large kernels take long to load. One family is timed again, beside dense alone,
-#: and fewer copies of B and C take turns: with few columns a part of them stays in the cache.
+#: The map has hundreds of cells, and large kernels take long to load. One family is timed again, beside dense alone.
 QUICK = ("map", "large")
-QUICK_COPIES = 512
 
 
 def timed_family(bench: Bench, built: Sequence[Built]) -> Record:
@@ -143,7 +141,6 @@ def line_of(case: Case, context: Mapping[str, Any], prepared: Prepared, bench: B
     bench.kernel_seconds = KERNEL_SECONDS
     bench.cache = case.cache
     is_quick = case.set in QUICK
-    bench.most_copies = QUICK_COPIES if is_quick else MAX_COPIES
     names = dict.fromkeys(one.family for one in prepared.built if one.family != ROUNDED)
     by_family = {name: timed_family(bench, [one for one in prepared.built if one.family == name]) for name in names}
     time_again(bench, prepared.built, by_family, 1 if is_quick else FINALISTS)
@@ -171,7 +168,6 @@ def line_of(case: Case, context: Mapping[str, Any], prepared: Prepared, bench: B
         "families": by_family,
         "refused": prepared.refused,
         "cache": bench.cache,
-        "most_copies": bench.most_copies,
         "baselines": baselines,
         "bound_micros": least.micros,
         "bound_by": least.by,

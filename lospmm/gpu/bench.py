@@ -20,7 +20,7 @@ from lospmm.errors import GpuFault
 from lospmm.gpu.gate import CHECK_ENTRY, REGISTERS, gate_source
 from lospmm.gpu.messages import Answer, CacheState, Measure, Measurement, Prepare, Ready
 from lospmm.gpu.process import WORKER, WorkerLost, WorkerProcess
-from lospmm.gpu.timing import BRIEF, FULL, MAX_COPIES, Effort, Timing
+from lospmm.gpu.timing import BRIEF, FULL, Effort, Timing
 from lospmm.problem.accuracy import tolerance_of, weights_held_to
 from lospmm.problem.launch import Launch
 from lospmm.problem.operands import exponent_of_b
@@ -49,9 +49,7 @@ class Bench:
 
     The worker is started by ``open`` or the first request and lives until it fails or the block ends; its start does
     not count towards the time limit of a kernel. Not thread-safe. ``cache`` is the state of the L2 cache before a
-    launch. ``kernel_seconds`` is the time limit of a kernel, if it is less than LOSPMM_MEASURE_SECONDS. Launches rotate
-    through at most ``most_copies`` of B and C: fewer take less time if they are small, but more of them stays in the
-    cache.
+    launch. ``kernel_seconds`` is the time limit of a kernel, if it is less than LOSPMM_MEASURE_SECONDS.
     """
 
     def __init__(
@@ -75,7 +73,6 @@ class Bench:
         self._begun: object = None  # the task that the worker began and nobody requested yet
         self._gate: Future[bytes] | None = None  # being compiled
         self.kernel_seconds: float | None = None
-        self.most_copies = MAX_COPIES
 
     def turn_to(self, problem: Problem, cancel: threading.Event | None = None) -> None:
         """Take another problem; a running worker continues with it, which is faster than a new one."""
@@ -197,8 +194,7 @@ class Bench:
         if self._prepare is None:
             if self._gate is not None:
                 wait([self._gate])
-            prepared = _prepare(self.problem, self._seed, self.cache)
-            self._prepare = replace(prepared, most_copies=self.most_copies)
+            self._prepare = _prepare(self.problem, self._seed, self.cache)
         if not self._told:
             self._drop_begun()  # that it has opened the GPU
         if self._worker is not None and not self._told:

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import BinaryIO, Literal, get_args
 
 from lospmm.errors import GpuFault
-from lospmm.gpu.timing import FULL, MAX_COPIES, Effort, Timing
+from lospmm.gpu.timing import FULL, Effort, Timing
 from lospmm.matrix.csr import SparseMatrix
 from lospmm.problem.accuracy import Tolerance
 from lospmm.problem.convolution import Convolution
@@ -53,8 +53,7 @@ class Prepare:
     dtype: Dtype = FLOAT32
     convolution: Convolution | None = None  # that takes B from an input
     epilogue: Epilogue = PLAIN  # with a residual for each copy, of C's shape
-    most_copies: int = MAX_COPIES  # of B and C
-    cache: CacheState = "cold"  # "network" needs memory of its own
+    cache: CacheState = "cold"  # what flushes it needs memory of its own
 
     @property
     def b_elements(self) -> int:

@@ -30,9 +30,17 @@ def time_in(
     effort: Effort,
 ) -> Timing:
     """Time ``enqueue(copy)`` with the state of the cache that ``cache`` names. Raises GpuFault."""
-    if cache != "network":
-        return time_rotating(driver, enqueue, copies=copies, effort=effort)
-    return time_behind(driver, enqueue, layers_before(driver, gate, operands), copies=copies, effort=effort)
+
+    def flush() -> None:
+        driver.fill(operands.source + padded_b_bytes(operands), 0, 2 * operands.flush_bytes // 4)
+        enqueue(0)  # its code, and A of other families, are in the cache again
+
+    if cache == "network":
+        before = layers_before(driver, gate, operands)
+        return time_behind(driver, enqueue, before, copies=copies, effort=effort)
+    if cache == "cold" and operands.flush_bytes:
+        return time_rotating(driver, enqueue, copies=copies, effort=effort, before=flush)
+    return time_rotating(driver, enqueue, copies=copies, effort=effort)
 
 
 def layers_before(driver: Driver, gate: Gate, operands: DeviceOperands) -> Callable[[int], None]:

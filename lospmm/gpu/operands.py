@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from lospmm.errors import GpuFault
 from lospmm.gpu.messages import CacheState, Prepare
 from lospmm.gpu.protocol import ALIGNMENT_BYTES, Driver
-from lospmm.gpu.timing import COPIES_BEHIND, copies_beyond_l2
+from lospmm.gpu.timing import COPIES_BEHIND, FLUSHED_COPIES, copies_beyond_l2
 from lospmm.problem.accuracy import Tolerance
 from lospmm.problem.convolution import Convolution, column_elements, guard_bits, output_elements, outside, row_elements
 from lospmm.problem.dtype import Dtype
@@ -32,6 +32,9 @@ KEPT = 3
 
 #: Multiple of the L2 cache that is read, and also written, before a launch, so that it replaces the contents.
 FLUSHED = 1.6
+
+#: The most copies of B and C by the state of the cache, where that flushes it.
+MOST_COPIES: Mapping[CacheState, int] = MappingProxyType({"cold": FLUSHED_COPIES, "network": COPIES_BEHIND})
 
 #: NaN in float32, and twice NaN in 16-bit types.
 NAN_WORD = 0xFFFFFFFF
@@ -150,12 +153,14 @@ def allocate(driver: Driver, problem: Prepare) -> DeviceOperands:
     size, matrix = problem.dtype.element_bytes, problem.matrix
     b_bytes, c_bytes = _aligned(size * problem.b_elements), _aligned(size * matrix.m * problem.n)
     per_copy = b_bytes + c_bytes * (1 + problem.epilogue.residual)
-    flush_bytes = _aligned(int(FLUSHED * driver.l2_bytes())) if problem.cache == "network" else 0
+    needed = copies_beyond_l2(per_copy, driver.l2_bytes())
+    most = MOST_COPIES.get(problem.cache, needed)
+    is_flushed = problem.cache == "network" or needed > most
+    flush_bytes = _aligned(int(FLUSHED * driver.l2_bytes())) if is_flushed else 0
     beside = b_bytes + 2 * flush_bytes if flush_bytes else 0
     fixed = matrix.indptr.nbytes + matrix.indices.nbytes + matrix.data.nbytes + 20 * matrix.m + beside
     free = driver.memory_bytes()[0] - fixed - RESERVE_BYTES
-    most = min(problem.most_copies, COPIES_BEHIND) if flush_bytes else problem.most_copies
-    least = min(copies_beyond_l2(per_copy, driver.l2_bytes()), most)
+    least = min(needed, most)
     if least * per_copy > free:
         raise GpuFault(
             f"B and C of {matrix.k} x {problem.n} and {matrix.m} x {problem.n}, {least} of each, take "

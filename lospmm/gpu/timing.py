@@ -30,6 +30,10 @@ WARM_MICROS = 20_000.0
 #: The most copies. What is smaller than a four thousandth of the L2 cache is not worth so long a graph.
 MAX_COPIES = 4096
 
+#: Copies that take turns where more would be needed to exceed the cache, which is flushed before each replay instead: a
+#: kernel of one column of B then takes a tenth of the time to time.
+FLUSHED_COPIES = 128
+
 #: Copies that take turns behind other work, which leaves nothing of any in the cache: a divisor of launches.
 COPIES_BEHIND = 4
 
@@ -78,8 +82,11 @@ def time_rotating(
     *,
     copies: int,
     effort: Effort = FULL,
+    before: Callable[[], None] = lambda: None,
 ) -> Timing:
     """Time one ``enqueue(copy)``, a launch on ``driver.stream``, over copies 0 to copies - 1.
+
+    ``before`` is called before each replay, and not timed.
 
     A replay holds whole rounds of the copies, at least as many launches as the effort says, or, for slow launches, as
     many as there is time for.
@@ -90,12 +97,16 @@ def time_rotating(
         for number in range(count):
             enqueue(number % copies)
 
+    def replayed() -> float:
+        before()
+        return driver.replay_micros(graph)
+
     graph = driver.capture(one_replay)
     try:
-        warm = [driver.replay_micros(graph) for _ in range(WARM_REPLAYS)]
+        warm = [replayed() for _ in range(WARM_REPLAYS)]
         for _ in range(warm_replays_left(warm, effort.warm_micros)):
-            driver.replay_micros(graph)
-        times = [driver.replay_micros(graph) / count for _ in range(effort.replays)]
+            replayed()
+        times = [replayed() / count for _ in range(effort.replays)]
     finally:
         driver.discard(graph)
     return timing_of(times)

@@ -45,8 +45,8 @@ DTYPES_DRAWN = ("float16", "tf32", "float32")
 #: The most problems, and multiply-adds and elements of one.
 PROBLEMS, MOST_PRODUCTS, MOST_ELEMENTS = 600, 70e9, 120e6
 
-#: The most nonzeros of A; and copies of B that take turns.
-NONZEROS, COPIES = 20_000, 512
+#: The most nonzeros of A.
+NONZEROS = 20_000
 
 BETWEEN_SECONDS = 10.0
 
@@ -90,7 +90,6 @@ def measure(arguments: argparse.Namespace) -> int:
                     stack.enter_context(exclusive(settings().cache_dir, gpu=own_gpu_id()))
                 bench = stack.enter_context(Bench(problem, command=DRY if arguments.dry else WORKER))
             bench.turn_to(problem)
-            bench.most_copies = COPIES
             found = timed_baseline(bench, DENSE_OF[dtype])
             print(f"{m} x {k}, n {n}, {dtype}: {found}", flush=True)
             lines.append(json.dumps({"m": m, "k": k, "n": n, "dtype": dtype, **context, **found}))

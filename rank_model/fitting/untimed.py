@@ -32,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks import families_unrolled
-from benchmarks.families import KERNEL_SECONDS, QUICK, QUICK_COPIES, context_of
+from benchmarks.families import KERNEL_SECONDS, context_of
 from benchmarks.families_build import Kernel
 from benchmarks.families_cases import Case, problem_of
 from benchmarks.families_table import Record, key, read_results, write_results
@@ -46,7 +46,7 @@ from lospmm.gpu.bench import Bench
 from lospmm.gpu.detect import detect_device, own_gpu_id
 from lospmm.gpu.exclusive import exclusive
 from lospmm.gpu.process import WORKER
-from lospmm.gpu.timing import BRIEF, FULL, MAX_COPIES
+from lospmm.gpu.timing import BRIEF, FULL
 from lospmm.problem.device import DeviceSpec, find_device
 from lospmm.problem.lanes import in_lanes
 from lospmm.problem.problem import Problem
@@ -182,7 +182,6 @@ def timed(bench: Bench, case: Case, problem: Problem, made: Sequence[Made]) -> R
     """Time every kernel briefly, and the fastest with full effort."""
     bench.turn_to(problem)
     bench.kernel_seconds, bench.cache = KERNEL_SECONDS, case.cache
-    bench.most_copies = QUICK_COPIES if case.set in (*QUICK, BETWEEN) else MAX_COPIES
     failures, kernels = [], []
     for one in made:
         micros = None

@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import CancelledError
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -24,8 +23,8 @@ from lospmm.gpu.bench import AGAIN, BESIDE, CHECKED, Bench
 from lospmm.gpu.gate import gate_source
 from lospmm.gpu.messages import CacheState, Measure, Measurement
 from lospmm.gpu.process import WorkerProcess
-from lospmm.gpu.protocol import Function
-from lospmm.gpu.timing import BRIEF, FULL
+from lospmm.gpu.protocol import Function, Graph
+from lospmm.gpu.timing import BRIEF, FLUSHED_COPIES, FULL, REPLAYS
 from lospmm.matrix.csr import from_dense
 from lospmm.problem.device import DEVICES
 from lospmm.problem.launch import Launch
@@ -126,12 +125,34 @@ def test_a_streamed_kernel_takes_turns_at_modules(
     assert len(set(launched[1:-1])) == len(addresses)
 
 
-def test_no_more_copies_than_asked_for(gate_library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("cache", "l2_bytes"), [("cold", 300_000), ("cold", 100_000), ("warm", 300_000)])
+def test_the_cache_is_flushed_where_copies_would_be_many(
+    gate_library: Path, monkeypatch: pytest.MonkeyPatch, cache: CacheState, l2_bytes: int
+) -> None:
+    """Before each replay, and one launch follows that is not timed."""
+    seen: list[str] = []
+
+    class Watched(FakeDriver):
+        def fill(self, address: int, word: int, count: int) -> None:
+            seen.extend(["flush"] * (4 * count > 2 * l2_bytes))
+            super().fill(address, word, count)
+
+        def launch(self, function: Function, shape: Launch, arguments: Sequence[np.generic]) -> None:
+            seen.append("launch")
+            super().launch(function, shape, arguments)
+
+        def replay_micros(self, graph: Graph) -> float:
+            seen.append("replay")
+            return super().replay_micros(graph)
+
     monkeypatch.setattr(measure, "compile_gate", lambda _: b"gate")
-    prepared = measure._prepare(Problem(from_dense(weights()), N, DEVICES["h200"]), 0)
-    for most, copies in ((prepared.most_copies, 20_000 // (4 * N * (9 + 14)) + 1), (3, 3), (1, 2)):  # two to compare
-        driver = FakeDriver(gate_library, l2_bytes=10_000)
-        assert worker.prepare(replace(prepared, most_copies=most), driver)[1].copies == copies
+    driver, image = Watched(gate_library, l2_bytes=l2_bytes), fake_gpu.kernel("good", weights(), N)
+    bench, ready = worker.prepare(measure._prepare(Problem(from_dense(weights()), N, DEVICES["h200"]), 0), driver)
+    assert (ready.copies == FLUSHED_COPIES) == (l2_bytes == 300_000)
+    assert worker.measure(bench, Measure(image, "kernel", Launch((1, 1, 1), 32), cache)).failure is None
+    before = [tuple(seen[at - 2 : at]) for at, one in enumerate(seen) if one == "replay"]
+    is_flushed = cache == "cold" and ready.copies == FLUSHED_COPIES
+    assert all((one == ("flush", "launch")) == is_flushed for one in before) and len(before) > REPLAYS
 
 
 #: Each kind, what the failure must say, and whether the worker survives it.
