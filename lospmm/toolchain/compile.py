@@ -200,6 +200,7 @@ class OnDisk:
     cubin: Path
     entry: str
     launch: Launch
+    build: object = None  # ``tuning.build.Build`` without the cubin, of a packed kernel
 
 
 #: A kernel, or a proxy of one, that can be run.

@@ -111,6 +111,13 @@ def with_source(built: Build, arch: str) -> Build:
     return replace(built, program=None, emission=None, source=text)
 
 
+def with_cubin(built: Build, cubin: bytes, data: bytes) -> Build:
+    """Return the build of a packed kernel with another cubin, or none, and the data in it."""
+    assert built.kernel is not None, "it is packed"
+    compiled, binary = replace(built.compiled, cubin=cubin), replace(built.binary, cubin=cubin)
+    return replace(built, compiled=compiled, binary=binary, kernel=replace(built.kernel, data=data))
+
+
 def build_with_source(problem: Problem, candidate: Candidate, emitter: str, store: Store) -> Build:
     """Build the kernel of ``candidate`` with its source text. Raises as ``build``."""
     return with_source(build(problem, candidate, emitter, store=store, workers=1), problem.device.arch)

@@ -16,7 +16,7 @@ from lospmm.gpu.messages import Answer, packed, receive
 from lospmm.problem.problem import Problem
 from lospmm.toolchain.compile import OnDisk
 from lospmm.toolchain.guard import VARIABLE
-from lospmm.tuning.build import build, prepare
+from lospmm.tuning.build import build, prepare, with_cubin
 from lospmm.tuning.builders import BuildRequest, CallRequest, PrepareRequest
 
 #: Builders fill all cores, so the processes that time kernels get priority.
@@ -50,12 +50,14 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> None:
 
 def _built(problem: Problem, request: BuildRequest) -> OnDisk:
     """Build a kernel and write its cubin. Raises DiskFault, and as ``build``."""
-    built = build(problem, request.candidate, request.emitter, store=request.store, workers=1).compiled
+    made = build(problem, request.candidate, request.emitter, store=request.store, workers=1)
+    built = made.compiled
     with system_errors(DiskFault, f"{request.folder}: cannot be written"):
         number, name = tempfile.mkstemp(".cubin", dir=request.folder)
         with os.fdopen(number, "wb") as file:
             file.write(built.cubin)
-    return OnDisk(Path(name), built.entry, built.launch)
+    rest = None if made.kernel is None else with_cubin(made, b"", b"")  # the source of an unrolled one costs a build
+    return OnDisk(Path(name), built.entry, built.launch, rest)
 
 
 def main() -> None:

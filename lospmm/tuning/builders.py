@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
@@ -279,7 +279,7 @@ class PrefetchedBuilds:
                 os.link(built.cubin, own)
             except OSError:  # it is built again if needed
                 return
-            built = OnDisk(own, built.entry, built.launch)
+            built = replace(built, cubin=own)
         self._kept[candidate] = micros, built
         if is_full:
             _, dropped = self._kept.pop(slowest)

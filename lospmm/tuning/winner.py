@@ -13,8 +13,9 @@ from lospmm.families.candidate import Candidate
 from lospmm.gpu.bench import BESIDE, CHECKED, Bench
 from lospmm.gpu.compare import Comparison, compare
 from lospmm.settings import settings
-from lospmm.toolchain.compile import Built
-from lospmm.tuning.build import Build, build, build_with_source, with_source
+from lospmm.toolchain.compile import Built, OnDisk
+from lospmm.toolchain.data import data_of
+from lospmm.tuning.build import Build, build, build_with_source, with_cubin, with_source
 from lospmm.tuning.builders import PrefetchedBuilds
 from lospmm.tuning.job import Job, check_verifier
 
@@ -44,13 +45,15 @@ def build_winner(job: Job, winner: Candidate, prefetched: PrefetchedBuilds) -> B
             return BuiltWinner(
                 built.compiled, threads.submit(with_source, built, job.problem.device.arch).result, built
             )
-        arguments = job.problem, winner, job.options.emitter, job.store
         code = runs.cubin if isinstance(runs.cubin, bytes) else runs.cubin.read_bytes()
+        for name in ("emit", "compile"):  # done as far as this tuning waits for them
+            job.stages.progress(name, 1, 1)
+        if isinstance(runs, OnDisk) and isinstance(runs.build, Build):
+            return BuiltWinner(runs, partial(with_cubin, runs.build, code, data_of(code)))
+        arguments = job.problem, winner, job.options.emitter, job.store
         coming = threads.submit(
             builders.call, build_with_source, *arguments, cancel=job.stages.cancel, who_built=winner
         )
-    for name in ("emit", "compile"):  # done as far as this tuning waits for them
-        job.stages.progress(name, 1, 1)
 
     def shipped() -> Build:
         made = coming.result()

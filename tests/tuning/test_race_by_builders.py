@@ -108,12 +108,14 @@ def test_all_is_built_by_builders(job: Job) -> None:
     np.testing.assert_allclose(product, PROBLEM.matrix.to_scipy() @ b, rtol=1e-5, atol=1e-5)
 
 
-def test_what_comes_out_differently_is_not_shipped(job: Job) -> None:
+def test_what_comes_out_differently_is_not_shipped(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it is built again, as unrolled kernels are."""
     with PrefetchedBuilds() as prefetched:
         _, fastest = raced(job, plans_for(PROBLEM, ["csr"]), Bench(), prefetched)
         kept = prefetched.kept(fastest)
         assert isinstance(kept, OnDisk)
         kept.cubin.write_bytes(kept.cubin.read_bytes() + b"x")
+        monkeypatch.setattr(prefetched, "kept", lambda _: replace(kept, build=None))
         with pytest.raises(ToolchainFault, match="lospmm_rows: built twice, and its code differs; run it again"):
             build_winner(job, fastest, prefetched).shipped()
 
