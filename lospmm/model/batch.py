@@ -58,19 +58,20 @@ def join_layers(folder: ModelFolder, batch: Batch, *, store: Store, heard: Calla
 
     ``heard`` is called with the layer before. Kernels that cannot be joined fail. Raises as ``tune_here``.
     """
-    for layer in dict.fromkeys(kernel.layer for kernel in batch.kernels):
-        rows = ((kernel, folder.row_of(kernel)) for kernel in batch.table.kernels_of(layer))
-        own = [(kernel, row) for kernel, row in rows if row is not None and row.error is None]
-        if len({row.cubin_sha256 for _, row in own}) < 2:
-            continue
-        heard(layer)
-        try:
-            made = joined([artifact.read(folder.path(kernel)) for kernel, _ in own], store=store)
-            for (kernel, row), one in zip(own, made, strict=True):
-                folder.keep(kernel, row.digest, one)
-        except LospmmError as error:
-            for kernel, row in own:
-                folder.fail(kernel, row.digest, error)
+    with Session(settings().workers) as session:
+        for layer in dict.fromkeys(kernel.layer for kernel in batch.kernels):
+            rows = ((kernel, folder.row_of(kernel)) for kernel in batch.table.kernels_of(layer))
+            own = [(kernel, row) for kernel, row in rows if row is not None and row.error is None]
+            if len({row.cubin_sha256 for _, row in own}) < 2:
+                continue
+            heard(layer)
+            try:
+                made = joined([artifact.read(folder.path(kernel)) for kernel, _ in own], store=store, session=session)
+                for (kernel, row), one in zip(own, made, strict=True):
+                    folder.keep(kernel, row.digest, one)
+            except LospmmError as error:
+                for kernel, row in own:
+                    folder.fail(kernel, row.digest, error)
 
 
 def _wanted(batch: Batch) -> Iterator[Wanted]:

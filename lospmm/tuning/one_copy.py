@@ -3,13 +3,14 @@
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
 
 from lospmm.artifact.artifact import CUBIN_FILE, Artifact, from_files
 from lospmm.artifact.manifest import MANIFEST_FILE, Verified
 from lospmm.errors import BadRequest, ToolchainFault, VerificationFailed
 from lospmm.families.warpgroups import ARCH
-from lospmm.gpu.bench import CHECKED, Bench
+from lospmm.gpu.bench import CHECKED
 from lospmm.gpu.detect import detect_device, own_gpu, own_gpu_id
 from lospmm.gpu.exclusive import exclusive
 from lospmm.settings import settings
@@ -18,16 +19,17 @@ from lospmm.toolchain import elf
 from lospmm.toolchain.compile import Binary, compile_kernel
 from lospmm.toolchain.data import data_of
 from lospmm.toolchain.template import joined_emission
+from lospmm.tuning.session import Session
 
 #: Registers of a thread that a limit is a multiple of, and the most.
 _REGISTER_UNIT, _MOST_REGISTERS = 8, 255
 
 
-def joined(kernels: Sequence[Artifact], *, store: Store) -> list[Artifact]:
+def joined(kernels: Sequence[Artifact], *, store: Store, session: Session | None = None) -> list[Artifact]:
     """Return ``kernels``, in their order, with one cubin that has the code of all, and A once.
 
     Each keeps its name, launch and source. What was verified on a GPU is verified again on this machine's, and is
-    unverified where it has none like it.
+    unverified where it has none like it. ``session`` is shared by several joins, one after the other.
 
     Raises BadRequest for kernels that do not read A alike or have the same N, ToolchainFault, GpuFault and
     VerificationFailed.
@@ -39,7 +41,7 @@ def joined(kernels: Sequence[Artifact], *, store: Store) -> list[Artifact]:
     arch = kernels[0].manifest["arch"]
     emission = joined_emission(parts, data, is_specific=arch == f"sm_{ARCH}")
     binary = compile_kernel(emission, arch=arch, registers=_MOST_REGISTERS, store=store, workers=1)
-    verified = _verified([one for one in kernels if _is_verified_on_gpu(one)], binary.cubin)
+    verified = _verified([one for one in kernels if _is_verified_on_gpu(one)], binary.cubin, session)
     return [_with_cubin(one, binary, verified) for one in kernels]
 
 
@@ -87,7 +89,7 @@ def _with_cubin(kernel: Artifact, binary: Binary, verified: Mapping[str, Verifie
     return from_files(files, f"kernel {name}, joined")
 
 
-def _verified(kernels: Sequence[Artifact], cubin: bytes) -> dict[str, Verified]:
+def _verified(kernels: Sequence[Artifact], cubin: bytes, session: Session | None) -> dict[str, Verified]:
     """Run ``kernels`` of ``cubin`` on this machine's GPU, one after the other in one process; by name.
 
     Nothing where it has none like theirs. Raises VerificationFailed and GpuFault.
@@ -97,10 +99,11 @@ def _verified(kernels: Sequence[Artifact], cubin: bytes) -> dict[str, Verified]:
         return {}
     problems = [one.problem(gpu) for one in kernels]
     found = {}
-    with exclusive(settings().cache_dir, gpu=own_gpu_id()), Bench(problems[0]) as bench:
+    with ExitStack() as stack:
+        shop = stack.enter_context(Session(1)) if session is None else session
+        stack.enter_context(exclusive(settings().cache_dir, gpu=own_gpu_id()))
         for kernel, problem in zip(kernels, problems, strict=True):
-            bench.turn_to(problem)
-            name = kernel.manifest["name"]
+            bench, name = shop.bench(problem, None), kernel.manifest["name"]
             measured = bench.measure(cubin, name, kernel.launch, effort=CHECKED)
             if measured.max_relative_error is None or measured.failure is not None:
                 raise VerificationFailed(f"{name}, joined, on the GPU: {measured.failure}")

@@ -13,7 +13,7 @@ from lospmm.problem.device import DEVICES
 from lospmm.problem.problem import Problem
 from lospmm.toolchain import elf
 from lospmm.toolchain.data import data_of
-from lospmm.tuning import one_copy
+from lospmm.tuning import one_copy, session
 from lospmm.tuning.replay import replay
 from tests.cli.command import draw
 
@@ -27,16 +27,19 @@ class FakeBench:
     def __init__(self, error: float | None) -> None:
         self.error, self.began, self.ran, self.n = error, 0, [], 0
 
-    def __call__(self, _: Problem) -> Self:
+    def __call__(self, problem: Problem, *, cancel: object) -> Self:
         self.began += 1
+        self.turn_to(problem, cancel)
         return self
+
+    def open(self) -> None: ...
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None: ...
 
-    def turn_to(self, problem: Problem) -> None:
+    def turn_to(self, problem: Problem, _: object) -> None:
         self.n = problem.n
 
     def measure(self, _cubin: bytes, name: str, _launch: object, *, effort: object) -> SimpleNamespace:  # noqa: ARG002
@@ -116,7 +119,7 @@ def test_verified_on_a_gpu_is_verified_there_again(
     monkeypatch.setattr(one_copy, "own_gpu", lambda: "h200")
     monkeypatch.setattr(one_copy, "detect_device", lambda: DEVICES["h200"])
     monkeypatch.setattr(one_copy, "own_gpu_id", lambda: "GPU-0")
-    monkeypatch.setattr(one_copy, "Bench", bench)
+    monkeypatch.setattr(session, "Bench", bench)
     first, *others = apart
     asked = [first, *map(as_of_a_gpu, others)]
     if error is None:
