@@ -73,6 +73,7 @@ FIELDS = {
         "dense_forecast_micros",
         "memory",
         "expected_gain",
+        "like",
     },
     "seconds": {"total", *STAGES},
     "verified": {"on", "max_relative_error", "columns"},

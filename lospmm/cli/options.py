@@ -83,6 +83,7 @@ _OPTION_FLAGS: Mapping[str, Any] = MappingProxyType(
         "families": "Kernel families to search, separated by commas, or all.",
         "cache": CacheOption,
         "memory": "low: kernels of every N read one copy of A (lospmm join); fast: the fastest.",
+        "each": "Time all plans of every layer, not those of the first of alike layers alone.",
         "values": "What A is held in: dtype, or int8 or fp8_e4m3 with a scale for each row.",
     }
 )

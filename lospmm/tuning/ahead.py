@@ -4,11 +4,11 @@ from collections.abc import Hashable
 from functools import partial
 
 from lospmm.problem.problem import Problem
+from lospmm.store import Store
 from lospmm.tuning.job import Job
 from lospmm.tuning.known import Known
 from lospmm.tuning.options import Options
 from lospmm.tuning.prepare import prepare, prepare_with_pool
-from lospmm.tuning.refusal import takes_unrolled
 from lospmm.tuning.session import Session
 
 
@@ -18,10 +18,16 @@ def tuning_of(problem: Problem, options: Options) -> Hashable:
     return problem.matrix.fingerprint, problem.n, problem.device, layer, options
 
 
-def search_ahead(problem: Problem, options: Options, session: Session) -> None:
-    """Start to search for a later tuning while another uses the GPU, if it will time unrolled kernels."""
-    if options.measure == "gpu" and takes_unrolled(problem, options):
-        session.begin_ahead(tuning_of(problem, options), options.emitter, prepare_with_pool, problem, options)
+def search_ahead(problem: Problem, options: Options, store: Store, session: Session) -> None:
+    """Start to search for a later tuning while another uses the GPU, and to build the plan of an alike layer."""
+    builders = session.builders(options.emitter) if options.measure == "gpu" else None
+    if builders is None:
+        return
+    name, layer = tuning_of(problem, options), session.layers.alike(problem, options)
+    session.begin_ahead(name, options.emitter, prepare_with_pool, problem, options)
+    if layer is not None and layer.plan is not None and not options.each and not session.is_prefetched(name):
+        built = partial(builders.build, problem, options.emitter, store)
+        session.prefetch(name).begin([layer.plan], built, workers=1)
 
 
 def prepared(job: Job) -> Known:

@@ -62,7 +62,7 @@ class Job:
         own = DENSE_OF[self.problem.dtype.name]
         if self.compare_seconds >= COMPARE_SECONDS:
             return tuple(BASELINES)
-        known = self.session.known(self.problem, self.options.cache)
+        known = self.session.layers.times(self.problem, self.options)
         return (own,) if self.compare_seconds or own in known else ()
 
 

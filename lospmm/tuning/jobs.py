@@ -84,7 +84,7 @@ def search_ahead(request: Request, *, store: Store, session: Session) -> None:
     """Start the search for a request while another uses the GPU, unless its artifact is in the store."""
     options = request.resolved
     if find(request.digest, store) is None:
-        ahead.search_ahead(request.searched, options, session)
+        ahead.search_ahead(request.searched, options, store, session)
 
 
 def tune_to_folder(

@@ -40,6 +40,7 @@ class Known:
     choice: Choice | None = None  # None: no unrolled kernel, or surely a slow one
     pool: Pool | None = None  # unrolled candidates that a search may time; None: not built yet
     trials: tuple[Trial, ...] = ()  # in the order of timing
+    like: str | None = None  # fingerprint of the alike layer whose plan stands in ``plans`` for all
     unrolled_gain: float | None = None  # expected of one more unrolled kernel, as a share of the least time of them
 
     def plans_of(self, family: str) -> tuple[Candidate, ...]:

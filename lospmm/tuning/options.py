@@ -51,6 +51,7 @@ class Options:
     cache: str = "cold"  # the state of the L2 cache when a kernel is timed
     memory: str = "fast"  # low: only kernels that read A alike at every N, which ``one_copy.joined`` puts in one cubin
     values: str = "dtype"  # what A is held in
+    each: bool = False  # time all plans, even if those of an alike layer were timed (``tuning.alike``)
 
     def __post_init__(self) -> None:
         for name in CHOICES:
@@ -132,7 +133,7 @@ def decisive_fields(options: Options) -> dict[str, Any]:
 
     An option that was added later is left out while it has its default, so that digests do not change.
     """
-    later = {("cache", "cold"), ("memory", "fast"), ("values", "dtype")}
+    later = {("cache", "cold"), ("memory", "fast"), ("values", "dtype"), ("each", False)}
     return {name: value for name, value in asdict(options).items() if (name, value) not in later}
 
 

@@ -174,7 +174,8 @@ def race_plans(known: Known, runner: Runner, *, limit_micros: float = float("inf
         trials += _timed(runner, near[:NEIGHBOURS])
         if not near or fastest_first(trials)[0] is ran[0]:
             break
-    trials = timed_again(trials, runner, FINALS)
+    if known.like is None:
+        trials = timed_again(trials, runner, FINALS)
     return replace(known, trials=(*known.trials, *trials))
 
 

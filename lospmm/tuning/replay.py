@@ -54,7 +54,7 @@ def replay(kept: Artifact, device: DeviceSpec) -> Replay:
     emitter, lines = emitter_of(manifest, device), _lines(kept)
     problem, options = for_emitter(kept.problem(device), emitter), _options(manifest, emitter)
     timed = [line for line in lines if line["family"] != DENSE]
-    known = _prepared(problem, options, manifest, is_unrolled=any(line["family"] == UNROLLED for line in timed))
+    known = _prepared(problem, options, manifest, timed)
     if options.measure == "gpu":
         known = race(problem, known, options, LogRunner(timed), Stages())
     winner = winner_of(problem, known, emitter)
@@ -82,12 +82,18 @@ def _options(manifest: Mapping[str, Any], emitter: str) -> Options:
         raise BadRequest(f"kernel {manifest['name']} is of another version: {error}") from None
 
 
-def _prepared(problem: Problem, options: Options, manifest: Mapping[str, Any], *, is_unrolled: bool) -> Known:
+def _prepared(
+    problem: Problem, options: Options, manifest: Mapping[str, Any], timed: Sequence[Mapping[str, Any]]
+) -> Known:
     """Return what was known before anything was timed. With a large A, other families may come first."""
+    is_unrolled = any(line["family"] == UNROLLED for line in timed)
     families = manifest["search"]["families"]
     first = next((family["forecast_micros"] for family in families if family["name"] == UNROLLED), None)
     known = plans_of_families(problem, options)
-    known = replace(known, unrolled_micros=first)
+    known = replace(known, unrolled_micros=first, like=manifest["search"]["like"])
+    if known.like is not None:
+        plans = (one for one in known.plans if any(named(one).items() <= line.items() for line in timed))
+        known = replace(known, plans=tuple(plans))
     return replace(known, choice=ranked(problem, options, Stages())) if is_unrolled else known
 
 

@@ -7,16 +7,16 @@ with Session(workers=16) as session:
 
 import sys
 import threading
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Self
 
 from lospmm.errors import ToolchainFault
 from lospmm.gpu.bench import Bench
-from lospmm.gpu.libraries import DENSE, BaselineTime
 from lospmm.gpu.messages import CACHE_STATES
 from lospmm.problem.problem import Problem
+from lospmm.tuning.alike import TimedLayers
 from lospmm.tuning.builders import LEAST_BUILDERS, MOST_BUILDERS, BuilderPool, PrefetchedBuilds
 
 #: Layers that are searched ahead: a large one takes longer to search than a small one to time.
@@ -29,15 +29,16 @@ SWITCH_SECONDS = 0.0005
 class Session:
     """The builders and the worker that runs kernels, started on first use, ended with the block.
 
-    For one tuning at a time. ``workers`` is the most builders or compilers at a time.
+    For one tuning at a time. ``workers`` is the most builders or compilers at a time; ``layers`` are those that other
+    sessions timed.
     """
 
-    def __init__(self, workers: int) -> None:
+    def __init__(self, workers: int, layers: TimedLayers | None = None) -> None:
         self.workers = workers
         self._stack = ExitStack()
         self._builders: BuilderPool | None = None
         self._bench: Bench | None = None
-        self._dense: dict[Shape, Mapping[str, BaselineTime]] = {}
+        self.layers = layers or TimedLayers()
         self._stop = threading.Event()
         self._ahead: ThreadPoolExecutor | None = None
         self._begun: dict[Hashable, tuple[tuple[object, ...], Future[object]]] = {}
@@ -84,10 +85,14 @@ class Session:
 
     def next_ahead(self) -> tuple[Hashable, tuple[object, ...], object | None] | None:
         """Return the name, arguments and result of a finished call without prefetched builds, or None."""
-        for name, (arguments, future) in self._begun.items():
+        for name, (arguments, future) in list(self._begun.items()):  # a thread that reads layers adds to it
             if future.done() and name not in self._prefetched:
                 return name, arguments, _found(future)
         return None
+
+    def is_prefetched(self, name: Hashable) -> bool:
+        """Return whether builds of a tuning were begun."""
+        return name in self._prefetched
 
     def prefetched(self, name: Hashable) -> PrefetchedBuilds:
         """Return the prefetched builds of a tuning, possibly empty. The caller closes them."""
@@ -108,15 +113,6 @@ class Session:
         self._bench.open()
         return self._bench
 
-    def known(self, problem: Problem, cache: str) -> Mapping[str, BaselineTime]:
-        """Return the dense libraries' times from ``learn`` for this shape and cache state, by name."""
-        return self._dense.get(_shape(problem, cache), {})
-
-    def learn(self, problem: Problem, cache: str, times: Mapping[str, BaselineTime]) -> None:
-        """Keep the times of dense libraries, by name, for other matrices of this shape."""
-        found = {name: times[name] for name in DENSE if name in times and times[name].micros is not None}
-        self._dense[_shape(problem, cache)] = found
-
 
 def _found(future: Future[object]) -> object | None:
     """Wait for a call and return its result; None if it failed."""
@@ -124,11 +120,3 @@ def _found(future: Future[object]) -> object | None:
         return future.result()
     except ToolchainFault:
         return None
-
-
-#: What decides the time of a dense product: m, k, n, the type, and the state of the L2 cache.
-Shape = tuple[int, int, int, str, str]
-
-
-def _shape(problem: Problem, cache: str) -> Shape:
-    return problem.matrix.m, problem.matrix.k, problem.n, problem.dtype.name, cache

@@ -179,6 +179,7 @@ def search_summary(
         dense_forecast_micros=known.dense_micros,
         memory=options.memory,
         expected_gain=known.expected_gain,
+        like=known.like,
     )
 
 

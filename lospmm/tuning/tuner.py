@@ -40,6 +40,8 @@ def tuned(job: Job) -> Callable[[], Outcome]:
         made = build_winner(job, winner, prefetched)
         verified = verify_winner(job, made, bench)
         compared = compare_winner(job, made, bench)
+    if compared is not None:
+        job.session.layers.add(problem, options, winner, compared.baselines)
     times = () if compared is None else (compared.baselines, compared.micros)
     dense = beside_dense(problem, known, winner, *times) if DENSE in options.family_names else None
     forecast = None if known.trials else forecast_micros(problem, winner, known.choice)
@@ -67,9 +69,13 @@ def _bench(job: Job, stack: ExitStack) -> Bench | None:
 
 
 def _raced(job: Job, known: Known, bench: Bench, prefetched: PrefetchedBuilds) -> Known:
+    """Race the candidates, or the plan of an alike layer alone; all of them if that one does not run."""
+    narrowed = job.session.layers.narrowed(job.problem, job.options, known)
     with runner_of(job, bench, prefetched) as runner:
-        known = race(job.problem, known, job.options, runner, job.stages)
+        raced = race(job.problem, narrowed, job.options, runner, job.stages)
+        if narrowed is not known and not any(trial.has_run for trial in raced.trials):
+            raced = race(job.problem, known, job.options, runner, job.stages)
     prefetch_next(job)
     for name in ("compile_trials", "measure_trials"):
         job.stages.progress(name, 1, 1)
-    return known
+    return raced

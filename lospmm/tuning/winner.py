@@ -105,17 +105,14 @@ def compare_winner(job: Job, made: BuiltWinner, bench: Bench | None) -> Comparis
     if job.options.measure != "gpu":
         return None
     assert bench is not None
-    session, cache = job.session, job.options.cache
     bench.kernel_seconds = None
     with job.stages.stage("compare"):
-        found = compare(
+        return compare(
             bench,
             made.runs,
             effort=BESIDE,
             names=job.compared,
-            known=session.known(job.problem, cache),
+            known=job.session.layers.times(job.problem, job.options),
             sputnik=settings().sputnik,
             progress=job.stages.progress,
         )
-    session.learn(job.problem, cache, found.baselines)
-    return found

@@ -3,22 +3,30 @@
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, TypeAlias
 
 from lospmm.artifact import kept
 from lospmm.artifact.artifact import Artifact
 from lospmm.errors import BadRequest
+from lospmm.settings import settings
 from lospmm.stages import Progress
 from lospmm.store import Store
 from lospmm.tuning import jobs
+from lospmm.tuning.alike import TimedLayers
 from lospmm.tuning.queued import from_json as request_from_json
 from lospmm.tuning.request import Request
+from lospmm.tuning.session import Session
 
 if TYPE_CHECKING:
     from lospmm_server.queue import Claim
 
 #: Runs a job: ``jobs.tune``, here or elsewhere. Raises CancelledError once the event is set.
 Tune: TypeAlias = Callable[["Claim", Progress, threading.Event], Artifact]
+
+
+#: Models whose layers take each other's plans (``lospmm.tuning.alike``), those served last.
+MODELS = 16
 
 
 class Died(Exception):
@@ -51,10 +59,16 @@ def check_digest(request: Request, digest: str) -> None:
 def tune_here(store: Store) -> Tune:
     """Return a ``Tune`` that works in this process."""
 
+    @lru_cache(MODELS)
+    def layers_of(_model: str) -> TimedLayers:
+        return TimedLayers()
+
     def tune(claim: "Claim", progress: Progress, cancel: threading.Event) -> Artifact:
         request = request_from_json(claim.request, store)
         check_digest(request, claim.digest)
-        made = jobs.tune(request, store=store, progress=progress, cancel=cancel)
+        layers = layers_of(claim.model) if claim.model else None  # "": a kernel by itself
+        with Session(settings().workers, layers) as session:
+            made = jobs.tune(request, store=store, progress=progress, cancel=cancel, session=session)
         kept.keep(made, claim.digest, store)  # or raise why not: the server reads it from the store
         return made
 

@@ -71,8 +71,8 @@ def test_the_state_of_the_cache_is_for_timing_and_says_nothing_without_it() -> N
 
 
 def test_what_decides_an_artifact_is_all_but_a_default_that_came_later() -> None:
-    assert set(asdict(Options())) - set(decisive_fields(Options())) == {"cache", "memory", "values"}
-    for later in ({"cache": "warm"}, {"cache": "network"}, {"memory": "low"}, {"values": "int8"}):
+    assert set(asdict(Options())) - set(decisive_fields(Options())) == {"cache", "memory", "values", "each"}
+    for later in ({"cache": "warm"}, {"cache": "network"}, {"memory": "low"}, {"values": "int8"}, {"each": True}):
         assert decisive_fields(Options(**later)).items() >= later.items()
 
 
