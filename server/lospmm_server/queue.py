@@ -89,6 +89,7 @@ class Claim:
     digest: str
     owner: str
     request: Json
+    key: str
     model: str
     attempts: int
 
@@ -151,7 +152,7 @@ def claim(database: Database, owner: str, gpu: str) -> Claim | None:
         begun = {"state": "running", "owner": owner, "attempts": row.attempts + 1, "started": _now()}
         begun |= {"begun": row.begin, "beat": row.beat + 1, "stage": None, "progress": {}}
         _change(connection, row.digest, begun)
-        return Claim(row.digest, owner, row.request, row.model, row.attempts + 1)
+        return Claim(row.digest, owner, row.request, row.key, row.model, row.attempts + 1)
 
 
 def beat(database: Database, claimed: Claim, stage: str | None, progress: Mapping[str, Sequence[int]]) -> JobVerdict:

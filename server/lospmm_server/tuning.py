@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Tune: TypeAlias = Callable[["Claim", Progress, threading.Event], Artifact]
 
 
-#: Models whose layers take each other's plans (``lospmm.tuning.alike``), those served last.
+#: Models of a key whose layers take each other's plans (``lospmm.tuning.alike``), those served last.
 MODELS = 16
 
 
@@ -60,13 +60,13 @@ def tune_here(store: Store) -> Tune:
     """Return a ``Tune`` that works in this process."""
 
     @lru_cache(MODELS)
-    def layers_of(_model: str) -> TimedLayers:
+    def layers_of(_key: str, _model: str) -> TimedLayers:
         return TimedLayers()
 
     def tune(claim: "Claim", progress: Progress, cancel: threading.Event) -> Artifact:
         request = request_from_json(claim.request, store)
         check_digest(request, claim.digest)
-        layers = layers_of(claim.model) if claim.model else None  # "": a kernel by itself
+        layers = layers_of(claim.key, claim.model) if claim.model else None  # "": a kernel by itself
         with Session(settings().workers, layers) as session:
             made = jobs.tune(request, store=store, progress=progress, cancel=cancel, session=session)
         kept.keep(made, claim.digest, store)  # or raise why not: the server reads it from the store

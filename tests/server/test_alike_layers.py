@@ -1,4 +1,4 @@
-"""Layers of a model take each other's plans in a worker, kernels by themselves do not."""
+"""Layers of a key's model take each other's plans in a worker; other keys', and kernels by themselves, do not."""
 
 import threading
 from pathlib import Path
@@ -25,7 +25,7 @@ def test_layers_of_one_model_share_what_was_timed(monkeypatch: pytest.MonkeyPatc
         monkeypatch.setattr(tuning, name, lambda *_: None)
     monkeypatch.setattr(tuning.kept, "keep", lambda *_: None)
     worker = tuning.tune_here(Store(tmp_path))
-    for model in ("one", "other", "one", "", ""):
-        worker(Claim("", "", {}, model, 1), silent, threading.Event())
+    for key, model in (("a", "one"), ("a", "other"), ("a", "one"), ("b", "one"), ("a", ""), ("a", "")):
+        worker(Claim("", "", {}, key, model, 1), silent, threading.Event())
     assert seen[0] is seen[2]
-    assert len(set(map(id, seen))) == 4
+    assert len(set(map(id, seen))) == 5
