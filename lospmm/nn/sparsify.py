@@ -75,8 +75,6 @@ def sparsify_(
         is_low = own.memory == "low"
         choice = "sparse" if is_low else choice
         try:
-            if choice == "measured":
-                _check_timed(sites, tuner.device.arch)
             times = _swapped(model, works, tuner, example, columns, choice, called, is_low=is_low)
         except BaseException:
             restore_(model)
@@ -128,6 +126,8 @@ def _swapped(
 ) -> ModelTimes | None:
     """Tune the layers and swap the chosen ones; return the times of the whole model if these decided."""
     sites = [work.site for work in works]
+    if choice == "measured":
+        _check_timed(sites, tuner.device.arch)
     shapes = _shapes(model, sites, example, columns)
     if is_low:
         shapes = {name: list(dict.fromkeys(map(rounded, own))) for name, own in shapes.items()}
