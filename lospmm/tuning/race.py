@@ -25,7 +25,6 @@ from lospmm.tuning.forecast import PROMISING, is_far_behind
 from lospmm.tuning.known import Choice, Known
 from lospmm.tuning.options import Options
 from lospmm.tuning.prepare import pool_of, ranked_of
-from lospmm.tuning.surrogate import Surrogate
 from lospmm.tuning.trial import Runner, Trial, fastest_first, settled, settled_micros, timed_again
 
 
@@ -123,6 +122,8 @@ def race_unrolled(
         for part in _parts(first, policy.ahead + 1):
             begin(part)
         with stages.part("rank"):  # while the first kernels are built
+            from lospmm.tuning.surrogate import Surrogate  # of SciPy, 0.2 s that only races need
+
             surrogate = Surrogate(words, known.pool or pool_of(words, known.choice, options), first)
         rounds = policy.rounds + (policy.wide_rounds if known.choice.wide else 0)
         while begun:

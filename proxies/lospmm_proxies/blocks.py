@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.cluster.hierarchy import cut_tree, linkage
 
 from lospmm.problem.problem import Problem
 from lospmm.space.candidates import RowTile, Tiling, UnrolledPlan
@@ -71,6 +70,8 @@ def _labels(features: NDArray[np.int64], count: int) -> NDArray[np.int64]:
     key = features[:, 0] * (features[:, 1].max(initial=0) + 1) + features[:, 1]
     _, first, group, sizes = np.unique(key, return_index=True, return_inverse=True, return_counts=True)
     if len(first) > count:
+        from scipy.cluster.hierarchy import cut_tree, linkage  # a third of a second, which few commands need
+
         merges = linkage(features[first].astype(np.float64), method="complete")
         return np.asarray(cut_tree(merges, n_clusters=count)[:, 0], dtype=np.int64)[group]
     return _split(group, sizes, count)
