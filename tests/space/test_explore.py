@@ -116,9 +116,9 @@ def test_verdicts_and_survivors_are_the_space_and_survivors_satisfy_every_constr
     assert survivors | refused == set(tile_sizes(problem)) and not survivors & refused
     assert len(survivors) + len(space.verdicts) == space.size == len(tile_sizes(problem))
     assert survivors, "rules of thumb are moved rather than refuse every tile size"
-    for survivor in space.survivors:
-        for constraint in CONSTRAINTS:
-            assert holds(problem, constraint, survivor, splits) or constraint.name in space.relaxed
+    subject = Subject(problem, UnrolledPlans.of(space.survivors), splits)
+    for constraint in CONSTRAINTS:
+        assert constraint.check(subject).holds.all() or constraint.name in space.relaxed
     for verdict in space.verdicts:
         assert verdict.value != verdict.limit
 
