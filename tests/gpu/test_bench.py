@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import CancelledError
 from contextlib import suppress
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -173,27 +174,25 @@ FAILURES = {
 }
 
 
-@pytest.mark.parametrize("kind", FAILURES)
-def test_a_bad_kernel_costs_itself_alone(bench: Bench, kind: str) -> None:
-    reason, survives = FAILURES[kind]
-    before = run(bench, "good")
-    (worker,) = workers()
-    measured = run(bench, kind)
-    assert measured.timing is None
-    assert measured.failure is not None and reason in measured.failure
-    assert "\n" not in measured.failure
-    after = run(bench, "good")
-    assert before.failure is after.failure is None
-    assert (workers() == [worker]) is survives
+def test_a_bad_kernel_costs_itself_alone(bench: Bench) -> None:
+    assert run(bench, "good").failure is None
+    for kind, (reason, survives) in FAILURES.items():
+        (worker,) = workers()
+        measured = run(bench, kind)
+        assert measured.timing is None, kind
+        assert measured.failure is not None and reason in measured.failure
+        assert "\n" not in measured.failure
+        assert run(bench, "good").failure is None, kind
+        assert (workers() == [worker]) is survives, kind
 
 
-@pytest.mark.parametrize("kind", ["zeros", "unwritten", "nonzero in empty rows", "scribbles", "racy"])
-def test_a_brief_timing_refuses_it_too(bench: Bench, kind: str) -> None:
-    image = fake_gpu.kernel(kind, weights(), N)
-    measured = bench.measure(image, "kernel", LAUNCH, effort=BRIEF)
-    assert measured.timing is None and FAILURES[kind][0] in str(measured.failure)
-    good = bench.measure(fake_gpu.kernel("good", weights(), N), "kernel", LAUNCH, effort=BRIEF)
-    assert good.failure is None and good.max_relative_error is not None and good.max_relative_error < 1e-6
+def test_a_brief_timing_refuses_it_too(bench: Bench) -> None:
+    for kind in ("zeros", "unwritten", "nonzero in empty rows", "scribbles", "racy"):
+        image = fake_gpu.kernel(kind, weights(), N)
+        measured = bench.measure(image, "kernel", LAUNCH, effort=BRIEF)
+        assert measured.timing is None and FAILURES[kind][0] in str(measured.failure), kind
+        good = bench.measure(fake_gpu.kernel("good", weights(), N), "kernel", LAUNCH, effort=BRIEF)
+        assert good.failure is None and good.max_relative_error is not None and good.max_relative_error < 1e-6
 
 
 def test_what_is_wrong_later_is_found_before_it_is_chosen(bench: Bench) -> None:
@@ -237,15 +236,14 @@ def test_what_was_begun_is_asked_once(bench: Bench, tmp_path: Path, monkeypatch:
     assert sent == [*["measure"] * 5, "prepare", "measure"]
 
 
-@pytest.mark.parametrize("kind", ["zeros", "illegal", "crash", "leaves", "garbage"])
-@pytest.mark.parametrize("is_asked_for", [True, False])
-def test_what_was_begun_fails_as_what_is_asked(bench: Bench, tmp_path: Path, kind: str, is_asked_for: bool) -> None:
+def test_what_was_begun_fails_as_what_is_asked(bench: Bench, tmp_path: Path) -> None:
     assert run(bench, "good").failure is None
-    path = in_file(tmp_path, kind)
-    bench.begin(path, "kernel", LAUNCH)
-    if is_asked_for:
-        assert FAILURES[kind][0] in str(bench.measure(path, "kernel", LAUNCH).failure)
-    assert run(bench, "good").failure is None
+    for kind, is_asked_for in product(("zeros", "illegal", "crash", "garbage"), (True, False)):
+        path = in_file(tmp_path, kind)
+        bench.begin(path, "kernel", LAUNCH)
+        if is_asked_for:
+            assert FAILURES[kind][0] in str(bench.measure(path, "kernel", LAUNCH).failure), kind
+        assert run(bench, "good").failure is None, (kind, is_asked_for)
 
 
 def test_an_answer_that_waited_is_not_late(bench: Bench, tmp_path: Path) -> None:
@@ -279,10 +277,12 @@ def test_a_worker_that_fails_to_open_is_replaced(bench: Bench) -> None:
     assert run(bench, "good").failure is None
 
 
-def test_what_is_no_image_is_a_failure(bench: Bench) -> None:
+def test_what_it_cannot_do_is_a_failure_and_output_does_not_disturb(bench: Bench) -> None:
     good = fake_gpu.kernel("good", weights(), N)
     assert "CUDA_ERROR_INVALID_IMAGE" in str(bench.measure(good[: len(good) // 2], "kernel", LAUNCH).failure)
-    assert bench.measure(good, "kernel", LAUNCH).failure is None
+    with pytest.raises(GpuFault, match=r"^no such command: KeyError"):
+        bench.request("no such command", None)
+    assert run(bench, "prints").failure is None
 
 
 def test_a_hang_ends_with_its_time(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,10 +295,6 @@ def test_a_hang_ends_with_its_time(bench: Bench, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("LOSPMM_MEASURE_SECONDS", "20")
     settings.cache_clear()
     assert run(bench, "good").failure is None
-
-
-def test_output_of_a_kernel_does_not_disturb(bench: Bench) -> None:
-    assert run(bench, "prints").failure is None
 
 
 def test_a_worker_that_dies_idle_is_no_kernels_fault(bench: Bench) -> None:
@@ -317,12 +313,6 @@ def test_cancelling_ends_the_worker(bench: Bench) -> None:
     with pytest.raises(CancelledError):
         run(bench, "hang")
     assert not workers()
-
-
-def test_a_command_that_fails_is_a_fault(bench: Bench) -> None:
-    with pytest.raises(GpuFault, match=r"^no such command: KeyError"):
-        bench.request("no such command", None)
-    assert run(bench, "good").failure is None
 
 
 @pytest.mark.parametrize(
