@@ -2,7 +2,9 @@
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import fields
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -87,13 +89,21 @@ def b(dense: NDArray[np.float32]) -> NDArray[np.float32]:
     return np.random.default_rng(1).standard_normal((dense.shape[1], N)).astype(np.float32)
 
 
-@pytest.mark.parametrize("emitter", ["sass", "ptx", "cuda"])
-@pytest.mark.parametrize(
-    ("shape", "density", "n"), [((24, 18), 0.2, 70), ((1, 1), 1.0, 1), ((70, 5), 0.0, 33), ((130, 40), 0.05, 257)]
-)
-def test_a_kernel_multiplies(shape: tuple[int, int], density: float, n: int, emitter: str) -> None:
+SHAPES = (((24, 18), 0.2, 70), ((1, 1), 1.0, 1), ((70, 5), 0.0, 33), ((130, 40), 0.05, 257))
+WINDOW = lospmm.Convolution(2, 3, 7, 6, 3, 3, stride=(1, 2), padding=(1, 1))
+WINDOWS = (None, WINDOW, lospmm.Convolution(3, 8, 5, 5, 1, 1, stride=(2, 2)))
+
+
+def by_emitter(cases: Sequence[Any], of_cuda: Any) -> list[tuple[str, Any]]:
+    """All of them; of CUDA one, since nvcc takes a second for each, and the program is the same."""
+    return [*product(("sass", "ptx"), cases), ("cuda", of_cuda)]
+
+
+@pytest.mark.parametrize(("emitter", "case"), by_emitter(SHAPES, SHAPES[0]))
+def test_a_kernel_multiplies(emitter: str, case: tuple[tuple[int, int], float, int]) -> None:
     if emitter == "cuda" and find_host_compiler() is None:
         pytest.skip("CUDA C++ runs on a CPU only through g++")
+    shape, density, n = case
     weights = draw(shape, density=density)
     b = np.random.default_rng(n).standard_normal((shape[1], n)).astype(np.float32)
     kernel = tune(weights, n=n, emitter=emitter)
@@ -118,11 +128,7 @@ def test_machine_code_gives_every_bit_of_the_oracle(density: float, n: int) -> N
     np.testing.assert_array_equal(found.view(np.uint32), interpret(program, b).view(np.uint32))
 
 
-WINDOW = lospmm.Convolution(2, 3, 7, 6, 3, 3, stride=(1, 2), padding=(1, 1))
-
-
-@pytest.mark.parametrize("emitter", ["sass", "ptx", "cuda"])
-@pytest.mark.parametrize("window", [None, WINDOW, lospmm.Convolution(3, 8, 5, 5, 1, 1, stride=(2, 2))])
+@pytest.mark.parametrize(("emitter", "window"), by_emitter(WINDOWS, WINDOW))
 def test_a_kernel_is_a_layer(window: lospmm.Convolution | None, emitter: str, tmp_path: Path) -> None:
     """From the folder that it was saved to, against float64."""
     if emitter == "cuda" and find_host_compiler() is None:

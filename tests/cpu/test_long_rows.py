@@ -150,14 +150,14 @@ def test_an_empty_matrix_has_no_long_row() -> None:
 
 @pytest.mark.parametrize("language", ["sass", "ptx", "cuda"])
 def test_every_emitter_adds_up_alike(language: str) -> None:
-    """To the last bit, with rows of up to 2,000 products."""
+    """To the last bit, with rows of up to 1,500 products."""
     if language == "cuda" and find_host_compiler() is None:
         pytest.skip("no g++ on this machine")
-    matrix = uneven(24, 2000, seed=2)
-    b = np.random.default_rng(3).normal(size=(2000, 40)).astype(np.float32)
+    matrix = uneven(12, 1500, seed=2)
+    b = np.random.default_rng(3).normal(size=(1500, 40)).astype(np.float32)
     for axes in ({}, *([{"split_k": 4}] if language == "sass" else [])):
         _, program = lowered(matrix, 12, n=40, **axes)
-        assert sum(tile.count(Op.FOLD) for tile in program.tiles) > 5
+        assert sum(tile.count(Op.FOLD) for tile in program.tiles) > 3
         c = execute(emit(program, language, "sm_90"), geometry_of(program, cols=32), np.arange(40), b)
         np.testing.assert_array_equal(c, interpret(program, b))
 

@@ -50,7 +50,7 @@ def test_a_block_takes_several_tiles(sms: int, cluster: int, along: int) -> None
     Of 27 tiles, two blocks of a cluster share the last one, or the last three, or there are too many left to share.
     """
     small = replace(H200, sms=sms)
-    problem = replace(plain(pruned(550, 300, 0.4, seed=12, empty_rows=0.1), 64 * 25 + 8, HALF), device=small)
+    problem = replace(plain(pruned(550, 130, 0.4, seed=12, empty_rows=0.1), 64 * 25 + 8, HALF), device=small)
     kernel = pack_plan(problem, replace(BASE, cluster=cluster))
     assert kernel.launch.grid == (9, cluster, along)
     assert error_of(problem, kernel) < 1

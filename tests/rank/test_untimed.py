@@ -86,7 +86,7 @@ def test_what_is_considered_begins_with_the_ranker_s_first(dtype: str) -> None:
     assert told[:, NAMES.index("grid")].tolist() == grid
 
 
-@types
+@pytest.mark.parametrize("dtype", ["tf32", "float16"])
 def test_a_choice_is_what_the_model_puts_first(dtype: str) -> None:
     """The same each time, and in front of its shortlist, whose scores are the model's."""
     problem, options = problem_of(dtype), options_of(dtype)
