@@ -2,20 +2,15 @@
 
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
-from tests.cli.command import H200, process
+from tests.cli.command import H200, Command, process
 
 #: The command where the system grants less.
 WITH = "import sys\n{less}\nfrom lospmm.cli.main import run\nsys.exit(run(sys.argv[1:]))"
 LITTLE_MEMORY = "import resource; resource.setrlimit(resource.RLIMIT_AS, (512 << 20,) * 2)"
-LATE_MEMORY = """
-from lospmm.tuning import jobs
-def refuse(*_arguments, **_options):
-    raise MemoryError
-jobs.tune_to_folder = refuse
-"""
 NO_THREADS = """
 import threading
 def refuse(thread):
@@ -24,29 +19,36 @@ threading.Thread.start = refuse
 """
 
 
-@pytest.mark.parametrize(
-    ("less", "words"),
-    [
-        (LITTLE_MEMORY, "`ulimit -v` is 524288 kB: lospmm needs 1048576"),
-        (LATE_MEMORY, "out of memory, of the machine or of `ulimit -v`"),
-        (NO_THREADS, "the system starts no more threads: see `ulimit -u` and pids.max"),
-    ],
-)
-def test_tune(matrix: Path, tmp_path: Path, less: str, words: str) -> None:
-    command = (sys.executable, "-c", WITH.replace("{less}", less))
+def test_little_memory() -> None:
+    """Whatever the command: it is not imported."""
+    answer = process("serve", "--port", 0, command=(sys.executable, "-c", WITH.replace("{less}", LITTLE_MEMORY)))
+    assert (answer.status, answer.error) == (4, "`ulimit -v` is 524288 kB: lospmm needs 1048576")
+
+
+FAULTS = {
+    "lospmm.tuning.jobs.tune_to_folder": (MemoryError, "out of memory, of the machine or of `ulimit -v`"),
+    "threading.Thread.start": (
+        RuntimeError("can't start new thread"),
+        "the system starts no more threads: see `ulimit -u` and pids.max",
+    ),
+}
+
+
+@pytest.mark.parametrize("place", FAULTS)
+def test_tune(
+    lospmm_command: Command, monkeypatch: pytest.MonkeyPatch, matrix: Path, tmp_path: Path, place: str
+) -> None:
+    fault, words = FAULTS[place]
+    monkeypatch.setattr(place, Mock(side_effect=fault))
     out = tmp_path / "out"
-    answer = process("tune", matrix, "--n", 8, *H200, "--emitter", "ptx", "--quiet", "--out", out, command=command)
+    answer = lospmm_command("tune", matrix, "--n", 8, *H200, "--emitter", "ptx", "--quiet", "--out", out)
     assert (answer.status, answer.error) == (4, words)
     assert not out.exists()
 
 
-@pytest.mark.parametrize(
-    ("less", "words"),
-    [(LITTLE_MEMORY, "lospmm needs 1048576"), (NO_THREADS, "the service could not start: the log says why")],
-)
-def test_serve(less: str, words: str) -> None:
-    command = (sys.executable, "-c", WITH.replace("{less}", less))
+def test_serve_without_threads() -> None:
+    command = (sys.executable, "-c", WITH.replace("{less}", NO_THREADS))
     answer = process("serve", "--port", 0, "--workers", 0, command=command)
     assert answer.status == 4
-    assert answer.err.splitlines()[-1].startswith("error: ") and answer.err.endswith(f"{words}\n")
-    assert "lospmm serves" not in answer.err
+    *_, error = answer.err.splitlines()
+    assert error == "error: the service could not start: the log says why" and "lospmm serves" not in answer.err

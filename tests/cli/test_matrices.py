@@ -1,8 +1,8 @@
 """lospmm tune on every format, and on matrices at the edge."""
 
 import json
+from itertools import product
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -86,21 +86,16 @@ EDGES = {
     "one row": (np.ones((1, 3), np.float32), 65),
 }
 
-#: The others take nvcc a second each.
-QUICK = ("all zero", "N=1")
-
-
-def at_edge(emitter: str, edge: str) -> Any:
-    marks = pytest.mark.slow if emitter == "cuda" and edge not in QUICK else ()
-    return pytest.param(emitter, *EDGES[edge], id=f"{emitter}-{edge}", marks=marks)
+#: nvcc takes a second each, and the program that it is given is that of the others.
+OF_CUDA = ("all zero", "N=1")
 
 
 @pytest.mark.parametrize(
-    ("emitter", "weights", "n"), [at_edge(emitter, edge) for emitter in ("sass", "ptx", "cuda") for edge in EDGES]
+    ("emitter", "edge"),
+    [*product(("sass", "ptx"), EDGES), *product(("cuda",), OF_CUDA)],
 )
-def test_matrices_at_the_edge(
-    lospmm_command: Command, tmp_path: Path, emitter: str, weights: NDArray[np.float32], n: int
-) -> None:
+def test_matrices_at_the_edge(lospmm_command: Command, tmp_path: Path, emitter: str, edge: str) -> None:
+    weights, n = EDGES[edge]
     np.save(tmp_path / "w.npy", weights)
     arguments = ("--n", n, *H200, "--out", tmp_path / "out", "--emitter", emitter, "--json")
     answer = lospmm_command("tune", tmp_path / "w.npy", *arguments)

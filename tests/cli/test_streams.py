@@ -20,15 +20,15 @@ from tests.cli.command import H200, Answer, Command, process
 
 
 @pytest.mark.usefixtures("own_cache")
-def test_results_go_to_stdout_and_progress_to_stderr(tmp_path: Path, matrix: Path) -> None:
+def test_results_go_to_stdout_and_progress_to_stderr(lospmm_command: Command, tmp_path: Path, matrix: Path) -> None:
     """What is found in the store has no stages."""
-    made = process("tune", matrix, "--n", 50, *H200, "--out", tmp_path / "a", "--json")
+    made = lospmm_command("tune", matrix, "--n", 50, *H200, "--out", tmp_path / "a", "--json")
     assert made.status == 0, made.err
     assert json.loads(made.out) == artifact.read(tmp_path / "a").manifest
     stages = ["reorder", "constraints", "rank", "emit", "compile", "verify"]
     assert re.findall(r"^(\w+): done at \d+\.\d s$", made.err, re.MULTILINE) == stages
     assert len(made.err.splitlines()) == len(stages)
-    quiet = process("tune", matrix, "--n", 49, *H200, "--out", tmp_path / "b", "--quiet")
+    quiet = lospmm_command("tune", matrix, "--n", 49, *H200, "--out", tmp_path / "b", "--quiet")
     assert (quiet.status, quiet.err) == (0, "")
     assert "\nkernel     lospmm_4x24_n49_" in quiet.out
 
@@ -105,12 +105,15 @@ def test_weights_that_are_not_pruned_are_noted(
     assert lospmm_command(*request).err == noted
 
 
-def test_an_error_of_a_process(tmp_path: Path) -> None:
+def test_an_error_of_a_process(lospmm_command: Command, tmp_path: Path) -> None:
     """A name that would clear the terminal and forge a line of ours."""
     name = "w\x1b[2J\nerror: forged\u202e.npy"
     (tmp_path / name).write_bytes(b"no matrix")
-    for path, words in ((tmp_path / name, "its first bytes are"), (tmp_path / f"no{name}", "there is no such file")):
-        answer = process("tune", path, "--n", 4, *H200, "--out", tmp_path / "out", "--json")
+    for run, path, words in (
+        (process, tmp_path / name, "its first bytes are"),
+        (lospmm_command, tmp_path / f"no{name}", "there is no such file"),
+    ):
+        answer = run("tune", path, "--n", 4, *H200, "--out", tmp_path / "out", "--json")
         assert answer.status == 2
         assert words in answer.error
         assert "forged" in answer.error
@@ -120,7 +123,8 @@ def test_an_error_of_a_process(tmp_path: Path) -> None:
 
 def test_an_encoding_without_the_name(tmp_path: Path, matrix: Path) -> None:
     out = tmp_path / "größe"
-    answer = process("tune", matrix, "--n", 50, *H200, "--out", out, env=os.environ | {"PYTHONIOENCODING": "ascii"})
+    request = ("tune", matrix, "--n", 50, *H200, "--verify", "none", "--out", out)
+    answer = process(*request, env=os.environ | {"PYTHONIOENCODING": "ascii"})
     assert answer.status == 0, answer.err
     assert r"gr\xf6\xdfe" in answer.out
     assert artifact.read(out)

@@ -43,10 +43,9 @@ def differences(answer: Answer) -> Mapping[str, Mapping[str, Any]]:
         ("--n", 48, "--emitter", "cuda", "--families", "unrolled", "--residual"),
         ("--conv", "2x6x8x8,2x2", "--emitter", "ptx"),
         ("--n", 64, "--dtype", "float16", "--sums", "float16", "--families", "unrolled"),
-        ("--n", 64, "--families", "csr"),
         ("--n", 1, "--families", "spmv", "--dtype", "float16", "--values", "int8"),
         ("--n", 64, "--families", "bitmap", "--dtype", "float16", "--memory", "low"),
-        ("--n", 64, "--families", "tensor_core", "--dtype", "bfloat16"),
+        ("--n", 64, "--dtype", "bfloat16", "--families", "unrolled"),
     ],
     ids=lambda options: " ".join(map(str, options)),
 )
@@ -57,7 +56,7 @@ def test_kernels_of_all_kinds_come_out_the_same(
     np.save(tmp_path / "b.npy", np.arange(48, dtype=np.float32))
     out = tmp_path / "k"
     arguments = (tmp_path / "w.npy", *H200, "--bias", tmp_path / "b.npy", *options, "--quiet", "--out", out)
-    assert lospmm_command("tune", *arguments).status == 0
+    assert lospmm_command("tune", *arguments, "--verify", "none").status == 0
     answer = lospmm_command("verify", out)
     assert (answer.status, answer.out, answer.err) == (0, ".: the same bytes\n", "")
 
@@ -132,7 +131,7 @@ def test_what_cannot_be_compared(lospmm_command: Command, kernel: Path, change: 
 
 def test_a_plan_that_there_is_not(lospmm_command: Command, matrix: Path, tmp_path: Path) -> None:
     out = tmp_path / "k"
-    arguments = (matrix, "--n", 64, *H200, "--families", "csr", "--quiet", "--out", out)
+    arguments = (matrix, "--n", 64, *H200, "--families", "csr", "--verify", "none", "--quiet", "--out", out)
     assert lospmm_command("tune", *arguments).status == 0
     changed(out, lambda manifest: manifest["plan"]["axes"].update(warps=77))
     answer = lospmm_command("verify", out)
