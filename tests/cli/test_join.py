@@ -8,7 +8,7 @@ import lospmm
 from tests.cli.command import Command, draw
 
 HALVES = draw(20, 60, density=0.5).astype(np.float16)
-LOW = {"device": "h200", "dtype": "float16", "memory": "low"}
+LOW = {"device": "h200", "dtype": "float16", "memory": "low", "verify": "none"}
 
 
 def test_it_joins_in_place(lospmm_command: Command, tmp_path: Path) -> None:
