@@ -139,7 +139,7 @@ def test_at_any_moment(place: Place, how: signal.Signals, seconds: float) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 def test_the_old_kernel_stays_and_the_work_can_be_taken_up(place: Place, how: signal.Signals) -> None:
     old = tune(place, place.matrix(20))
     matrix = place.matrix(400)

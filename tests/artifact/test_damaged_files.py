@@ -57,7 +57,7 @@ def test_every_prefix_of_a_file_is_refused(name):
 
 
 @pytest.mark.parametrize("name", SOUND)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_damaged_files_are_read_or_refused(name, data):
     content = bytearray(SOUND[name])

@@ -21,7 +21,7 @@ def fmaf() -> Callable[..., float]:
     return function
 
 
-@settings(max_examples=2_000, deadline=None)
+@settings(max_examples=500, deadline=None)
 @given(floats, floats, floats)
 @example(2.0**-52, -0.9858163, -2.9574490)  # twice rounded, this is off by one
 @example(1 + 2.0**-23, 2.0**-24 * (1 - 2.0**-23), 1 + 2.0**-23)  # and so is this, just below halfway

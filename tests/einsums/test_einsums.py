@@ -124,7 +124,7 @@ def expressions(draw_one: st.DrawFn) -> str:
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(expressions(), st.integers(0, 2**32 - 1))
 def test_any_expression_is_right_or_refused(text: str, seed: int) -> None:
     """All sizes are the same, so that whatever the text says fits together."""

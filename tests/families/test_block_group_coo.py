@@ -30,7 +30,7 @@ from tests.families.products import binary_of
 
 
 @pytest.mark.slow
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(problems(blocks=8), st.data())
 def test_every_plan_multiplies(problem: Problem, data: st.DataObject) -> None:
     every = plans(problem)
@@ -40,7 +40,7 @@ def test_every_plan_multiplies(problem: Problem, data: st.DataObject) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     problems(blocks=8),
     st.sampled_from(SIDES),

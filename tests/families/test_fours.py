@@ -56,7 +56,7 @@ def test_what_is_pruned_without_a_pattern_fits(rows: int, k: int, density: float
 @pytest.mark.parametrize(
     ("rows", "k", "density"), [(192, 768, 0.1), (192, 768, 0.2), (128, 2304, 0.2), (192, 4096, 0.2), (64, 512, 0.25)]
 )
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_no_chunk_more_for_a_few_columns(rows: int, k: int, density: float, seed: int) -> None:
     """Without changing places a four or two more than columns need, and so 16 more."""
     matrix = pruned(rows, k, density, seed=seed)

@@ -162,10 +162,10 @@ class Jobs(RuleBasedStateMachine):
 
 @pytest.mark.usefixtures("own_settings")
 class TestJobs(Jobs.TestCase):
-    settings = hypothesis_settings(max_examples=6, stateful_step_count=30, deadline=None)
+    settings = hypothesis_settings(max_examples=3, stateful_step_count=30, deadline=None)
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("own_settings")
 class TestJobsForLong(Jobs.TestCase):
-    settings = hypothesis_settings(max_examples=8, stateful_step_count=40, deadline=None)
+    settings = hypothesis_settings(max_examples=5, stateful_step_count=40, deadline=None)

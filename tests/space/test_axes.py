@@ -68,7 +68,7 @@ def candidate_of(problem: Problem, rows: int, cols: int, **axes: int) -> Unrolle
 
 
 @given(st.integers(1, 120), st.integers(1, 80), st.sampled_from([2, 64, 4096, 40_000_002]), st.integers(0, 3))
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=10)
 def test_a_kernel_takes_the_registers_that_are_forecast(rows: int, prefetch: int, n: int, seed: int) -> None:
     """Or is refused, where the forecast is beyond what a thread has."""
     matrix = uniform(120, 100, 0.9, seed)
