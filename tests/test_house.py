@@ -24,6 +24,11 @@ def modules() -> dict[str, Path]:
     return found
 
 
+@cache
+def tree(name: str) -> ast.Module:
+    return ast.parse(modules()[name].read_text())
+
+
 def imported(node: ast.AST) -> set[str]:
     """The modules of the project that an import statement names."""
     if isinstance(node, ast.Import):
@@ -39,8 +44,8 @@ def imported(node: ast.AST) -> set[str]:
 def imports() -> dict[str, frozenset[str]]:
     """What each module imports when it is imported itself."""
     found = {}
-    for name, path in modules().items():
-        body = ast.parse(path.read_text()).body
+    for name in modules():
+        body = tree(name).body
         blocks = [one for node in body if isinstance(node, ast.If | ast.Try) for one in ast.walk(node)]
         found[name] = frozenset(one for node in [*body, *blocks] for one in imported(node)) - {name}
     return found
@@ -75,8 +80,8 @@ def test_no_module_imports_many() -> None:
 def test_few_imports_are_deferred() -> None:
     deferred = [
         f"{name}:{node.lineno}"
-        for name, path in modules().items()
-        for function in ast.walk(ast.parse(path.read_text()))
+        for name in modules()
+        for function in ast.walk(tree(name))
         if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
         for node in ast.walk(function)
         if isinstance(node, ast.Import | ast.ImportFrom) and imported(node)
@@ -86,9 +91,6 @@ def test_few_imports_are_deferred() -> None:
 
 def test_class_names_stand_once() -> None:
     names = Counter(
-        node.name.lstrip("_")
-        for path in modules().values()
-        for node in ast.parse(path.read_text()).body
-        if isinstance(node, ast.ClassDef)
+        node.name.lstrip("_") for name in modules() for node in tree(name).body if isinstance(node, ast.ClassDef)
     )
     assert len([name for name, count in names.items() if count > 1]) <= MOST_CLASSES_TWICE
