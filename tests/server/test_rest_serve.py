@@ -23,7 +23,7 @@ from lospmm_server.main import listen, serve
 from lospmm_server.worker_process import work
 from tests.fixtures.waiting import wait_until
 from tests.server.conftest import SlowToolkit, npy_file, weights
-from tests.server.processes import is_alive, serving, started
+from tests.server.processes import client_at, is_alive, serving, started
 from tests.server.served import served
 
 curl = pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
@@ -100,7 +100,7 @@ def test_who_sends_a_body_that_nobody_wants_is_told_why(
 def test_its_end_is_quick_and_leaves_no_compiler(
     tmp_path: Path, slow_toolkit: SlowToolkit, how: signal.Signals
 ) -> None:
-    with serving(tmp_path) as (process, port), httpx2.Client(base_url=f"http://127.0.0.1:{port}") as client:
+    with serving(tmp_path) as (process, port), client_at(port) as client:
         accepted = client.post("/v1/kernels?n=16&device=h200&wait=0", content=npy_file())
         assert accepted.status_code == 202
         wait_until(lambda: slow_toolkit.compilations)
