@@ -46,7 +46,7 @@ __all__ = ["gate_library"]  # a fixture
 M, K, N = 10, 16, 40
 
 #: A short search: each kernel takes a fifth of a second on this GPU.
-SHORT = replace(POLICIES["full"], rounds=2, batch=2, ahead=1, finals=(3, 2))
+SHORT = replace(POLICIES["full"], rounds=2, batch=1, ahead=1, finals=(3, 2))
 
 #: Kernels of a shortlist, and those that are timed of so small a problem: none of it walks its code twice.
 SHORTLISTED = 4
@@ -265,7 +265,7 @@ def test_nothing_is_measured_twice(store: Store, monkeypatch: pytest.MonkeyPatch
         return real(bench, cubin, *arguments, **options)
 
     monkeypatch.setattr(Bench, "measure", counted)
-    stop_at = 7
+    stop_at = 5
     with pytest.raises(KeyboardInterrupt):
         tuned(store)
     first, stop_at = list(measured), -1
