@@ -191,10 +191,9 @@ def fields(kind: typing.Any, prefix: str = "") -> Iterator[str]:
 
 
 def test_fields_of_the_manifest() -> None:
-    table = table_below("docs/manifest.md", "## manifest.json")
-    described = [name for cells in table for name in names(cells[0])]
-    assert sorted(described) == sorted(fields(Manifest))
-    assert ["`schema`", str(SCHEMA)] in table
+    found = list(entries(section(text_of("docs/manifest.md"), "## manifest.json")))
+    assert sorted(name for name, _, _ in found) == sorted(fields(Manifest))
+    assert ("schema", "-", str(SCHEMA)) in found
 
 
 @pytest.mark.usefixtures("own_settings", "workplace")
