@@ -358,7 +358,7 @@ def test_bad_weights_are_refused(weights: Any, reason: str) -> None:
         ({"device": "h2000"}, BadRequest, "did you mean"),
         ({"emitter": "opencl"}, BadRequest, "choose one of"),
         ({"emitter": "sass", "device": "b200"}, Unsupported, "machine code for sm_100: known are sm_90"),
-        ({"tensor": "fc1.weight"}, BadRequest, "no file"),
+        ({"tensor": "fc1.weight"}, BadRequest, "not a file"),
         ({"tensor": 5}, BadRequest, "tensor is 5: give the name of one"),
         ({"biass": np.ones(16)}, BadRequest, "no such option; did you mean bias?"),
         ({"n": 1.5}, BadRequest, "n is 1.5: give a whole number"),
@@ -417,7 +417,7 @@ def test_folders_without_a_kernel_are_refused(tmp_path: Path, kernel: lospmm.Ker
         lospmm.load(None)  # type: ignore[arg-type]
     with pytest.raises(BadRequest, match="holds no"):
         lospmm.load(tmp_path)
-    with pytest.raises(BadRequest, match="something else"):
+    with pytest.raises(BadRequest, match="something other"):
         kernel.save(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 

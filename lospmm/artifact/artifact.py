@@ -242,7 +242,7 @@ def _names(directory: Path) -> set[str]:
 
 def _check_held(names: Set[str], directory: Path) -> None:
     if names and len(names & OWN_FILES) < 2:  # a kernel, though files of it may be lost
-        raise BadRequest(f"{directory}: holds something else than a kernel; name an empty or a new folder")
+        raise BadRequest(f"{directory}: holds something other than a kernel; name an empty or new folder")
     if others := names - set(FILES):
         raise BadRequest(f"{directory}: holds {min(others)} beside a kernel, which would be lost; move it")
 

@@ -32,5 +32,5 @@ def _of_family(family: Mapping[str, Any]) -> str:
     if family["forecast_micros"] is None:
         return "not looked at"
     if family["micros"] is None:
-        return f"not timed ({family['forecast_micros']:.1f} us by forecast)"
+        return f"not timed ({family['forecast_micros']:.1f} us predicted)"
     return f"{family['micros']:.2f} us ({family['timed']} of {family['plans']} plans)"

@@ -236,7 +236,7 @@ def parse(content: bytes, where: str) -> dict[str, Any]:
         if manifest["tile"] is not None and not manifest["tile"]["count"] + manifest["tile"]["zero_blocks"]:
             raise BadRequest("tile: it has no blocks")
         if (manifest.get("family") == "dense") != (manifest.get("dense") is not None):
-            raise BadRequest("dense: it is there in the family dense alone")
+            raise BadRequest("dense: only the family dense has it")
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"])

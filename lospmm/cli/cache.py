@@ -16,7 +16,7 @@ cache_app = typer.Typer(help="The store of compiled units and tuned kernels.")
 
 @cache_app.command("ls")
 def cache_list(as_json: JsonOption = False) -> None:
-    """List the entries of the store, the last used first."""
+    """List the entries of the store, last used first."""
     entries = sorted(kept.open_store().entries(), key=lambda entry: -entry.used)
     show_entries(entries, f"{settings().cache_dir}", as_json=as_json)
 
@@ -31,7 +31,7 @@ def cache_prune(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Remove entries of the store, the least recently used first."""
+    """Remove entries of the store, least recently used first."""
     removed = kept.open_store().prune(
         max_bytes=None if max_megabytes is None else max_megabytes << 20,
         older_than_seconds=None if days is None else days * 86_400,

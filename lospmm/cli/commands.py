@@ -27,7 +27,7 @@ COMMANDS = {
     "tune": Command("tune:tune", "Search for the fastest kernel for C = A x B, and write it to a folder."),
     "tune-model": Command(
         "tune_model:tune_model",
-        "Make a kernel for every pruned layer of a model, each in its own folder, and report.json about all of them.",
+        "Tune a kernel for every pruned layer of a model; write a folder per layer, and report.json.",
     ),
     "layers": Command(
         "layers:layers",
@@ -89,7 +89,7 @@ def _not_imported() -> NoReturn:
 
 def start(
     context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
 ) -> None:
     """Print the version, or the notes of unknown settings before a command."""
     if context.invoked_subcommand != "worker":  # which notes them in its log

@@ -38,7 +38,7 @@ ConvolutionOption = Annotated[
         "--conv", help="A convolution, as 32x64x56x56,3x3,stride=2,padding=1: input, window, stride, padding."
     ),
 ]
-BiasOption = Annotated[Path | None, typer.Option("--bias", help="Add a .npy with one number a row of C.")]
+BiasOption = Annotated[Path | None, typer.Option("--bias", help="Add a .npy with one number per row of C.")]
 BiasesOption = Annotated[bool, typer.Option("--biases", help="Add the bias beside each weight of a model.")]
 MinSparsityOption = Annotated[
     float, typer.Option("--min-sparsity", help="Skip layers with a smaller share of zeros; 0 skips none.")
@@ -75,7 +75,7 @@ _OPTION_FLAGS: Mapping[str, Any] = MappingProxyType(
         "ranker": "none: order by the estimate; lambdamart: by a model trained on the GPU; auto: that, if any.",
         "shortlist_size": "Candidates to time first, or to list.",
         "measure": "gpu: time candidates; none: choose by estimate; auto: gpu if present.",
-        "trials": "full: time the kernels themselves; proxy: stand-ins for them, then the best.",
+        "trials": "full: time kernels; proxy: time shorter programs, then the fastest few kernels.",
         "budget_seconds": "Time limit in seconds; 0: nothing is timed.",
         "verify": "gpu, cpu or none: where C is compared with float64; auto: gpu if present.",
         "dtype": "Type of B and C: float32, tf32, float16 or bfloat16.",
@@ -83,8 +83,8 @@ _OPTION_FLAGS: Mapping[str, Any] = MappingProxyType(
         "families": "Kernel families to search, separated by commas, or all.",
         "cache": CacheOption,
         "memory": "low: kernels of every N read one copy of A (lospmm join); fast: the fastest.",
-        "each": "Time all plans of every layer, not those of the first of alike layers alone.",
-        "values": "What A is held in: dtype, or int8 or fp8_e4m3 with a scale for each row.",
+        "each": "Search every layer, instead of taking the plan of a similar one.",
+        "values": "Type that A is stored in: dtype, or int8 or fp8_e4m3 with a scale per row.",
     }
 )
 

@@ -17,7 +17,7 @@ keys_app = typer.Typer(help="The API keys of the service, for addresses that oth
 def serve(
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="The port to listen on.")] = 8000,
-    workers: Annotated[int, typer.Option(min=0, max=256, help="Workers to run beside it; 0: only elsewhere.")] = 1,
+    workers: Annotated[int, typer.Option(min=0, max=256, help="Workers to start with it; 0: none.")] = 1,
 ) -> None:
     """Run the REST service: POST a pruned matrix or a model, get cubins."""
     # The service ends in its own orderly way, and then by the same signal.
@@ -43,7 +43,7 @@ def keys_add(
         list[str] | None, typer.Argument(metavar="TERMS", help="What it may do, such as team=vision.")
     ] = None,
 ) -> None:
-    """Make an API key and print it, this once."""
+    """Create an API key and print it once."""
     print(_service().add_key(name, terms or ()))
 
 

@@ -125,7 +125,7 @@ def show_space(problem: Problem, emitter: str, found: Space, *, as_json: bool) -
     rows = [("tile sizes", "", f"{left:,}")]
     for name, count in _removed(found).items():
         left -= count
-        rows.append((name + (" (limit moved)" if name in found.relaxed else ""), f"{count:,}", f"{left:,}"))
+        rows.append((name + (" (limit relaxed)" if name in found.relaxed else ""), f"{count:,}", f"{left:,}"))
     print_table(("constraint", "removed", "left"), rows, numbers=("removed", "left"))
     if found.survivors:
         print()
@@ -215,7 +215,7 @@ def _chosen(manifest: Mapping[str, Any]) -> str:
     share = min(others.values(), default=math.inf) / search["estimated_micros"]
     is_near = own == UNROLLED and SURE <= share < 1  # below: families that do not compete, as where all weights are 0
     why = f"; another wins only below {SURE:.0%} of unrolled" if is_near else ""
-    return f"{search['chosen_by']}: {', '.join(forecasts)} by forecast{why}; not measured"
+    return f"{search['chosen_by']}: {', '.join(forecasts)} (predicted, not measured){why}"
 
 
 def _clocks(found: Comparison) -> str:

@@ -29,7 +29,7 @@ from lospmm.tuning.request import Request
 @tunes
 def tune(
     matrix: MatrixArgument,
-    out: Annotated[Path, out_option("The folder to put the kernel in.")],
+    out: Annotated[Path, out_option("Folder to write the kernel to.")],
     n: LayerColumnsOption = None,
     bias: BiasOption = None,
     tensor: TensorOption = None,

@@ -41,7 +41,7 @@ def tune_model(
         Path,
         typer.Argument(metavar="MODEL", help="A .safetensors, .onnx or .pt, or a folder of matrix files."),
     ],
-    out: Annotated[Path, out_option("The folder to put a folder for each layer in.")],
+    out: Annotated[Path, out_option("Folder to write; it gets a folder per layer.")],
     layers: LayersOption = None,
     n: Annotated[
         str | None,
@@ -52,7 +52,7 @@ def tune_model(
     *,
     tuning: Tuning,
 ) -> None:
-    """Make a kernel for every pruned layer of a model, each in its own folder, and report.json about all of them.
+    """Tune a kernel for every pruned layer of a model; write a folder per layer, and report.json.
 
     --layers gives each layer its own N or convolution; `lospmm layers` writes such a table.
     """

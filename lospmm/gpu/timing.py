@@ -146,7 +146,7 @@ def time_behind(
     found = [(whole - alone) / count for alone, whole in turns]
     if (micros := statistics.median(found)) <= 0:
         others = statistics.median(alone for alone, _ in turns) / (count + 1)
-        raise GpuFault(f"{micros:.2f} us behind {others:.1f} us of others: it cannot be told from them; time it cold")
+        raise GpuFault(f"{micros:.2f} us after {others:.1f} us of other kernels: too short to time; use --cache cold")
     return timing_of(found)
 
 

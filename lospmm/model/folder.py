@@ -218,7 +218,7 @@ def _former(directory: Path, batch: Batch) -> tuple[LayerReport, ...]:
         if not {name for name in held if not name.startswith(SCRATCH)}:
             return ()
         if REPORT_FILE not in held:
-            raise BadRequest(f"{directory}: holds something else than a model's kernels; name an empty or a new folder")
+            raise BadRequest(f"{directory}: holds something other than a model's kernels; name an empty or new folder")
         report = parse((directory / REPORT_FILE).read_bytes(), f"{directory / REPORT_FILE}")
     except OSError as error:
         raise BadRequest(f"{directory}: cannot be used: {error.strerror}") from None
@@ -226,6 +226,6 @@ def _former(directory: Path, batch: Batch) -> tuple[LayerReport, ...]:
     if others := {layer.name for layer in report.layers if layer.name not in own and layer.folder in held}:
         raise BadRequest(
             f"{directory}: holds the layer {min(others)[:80]!r}, which this model does not have; "
-            "name an empty or a new folder"
+            "name an empty or new folder"
         )
     return report.layers

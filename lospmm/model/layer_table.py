@@ -90,7 +90,7 @@ class LayerSpec:
             if not self.n:
                 raise BadRequest("n is empty: give the number of columns of B, or several")
             if self.conv is not None:
-                raise BadRequest("n is several: a convolution has the columns of its window alone")
+                raise BadRequest("n has several values; a convolution's follows from its window")
             one, *more = sorted(set(self.n))
             object.__setattr__(self, "n", (one, *more) if more else one)
         if self.groups < 1 or (self.groups > 1 and self.conv is None):
@@ -203,7 +203,7 @@ class LayerTable:
         if not self.row_of(name).bias:
             return None
         if (bias := file.bias) is None and name in self.rows:
-            raise BadRequest(f"layer table: {printable(name)[:80]!r}: bias is true, and the file has none beside it")
+            raise BadRequest(f"layer table: {printable(name)[:80]!r}: bias is true, but the file has no bias for it")
         return bias
 
     def skipped(self, names: Sequence[str], axes: Mapping[str, int] = MappingProxyType({})) -> dict[str, str]:
@@ -228,7 +228,7 @@ class LayerTable:
         for pattern in self.rows:
             if not any(name == pattern or fnmatchcase(name, pattern) for name in names):
                 shown = ", ".join(printable(name)[:80] for name in names[:20])
-                raise BadRequest(f"layer table: {printable(pattern)[:80]!r} is none of the model's layers: {shown}")
+                raise BadRequest(f"layer table: {printable(pattern)[:80]!r} is not a layer of the model: {shown}")
 
     def to_toml(self) -> str:
         """Return the text of a file."""

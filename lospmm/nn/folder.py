@@ -86,7 +86,7 @@ def save(model: nn.Module, directory: str | os.PathLike[str]) -> None:
     if not tuned:
         raise BadRequest("no layer of the model has kernels: sparsify_ it first, and see its report")
     if folder.is_dir() and any(folder.iterdir()) and not _is_model(folder / MODEL_FILE):
-        raise BadRequest(f"{folder}: holds something else than a tuned model; name an empty or a new folder")
+        raise BadRequest(f"{folder}: holds something other than a tuned model; name an empty or new folder")
     layers = []
     for one in tuned:
         entries = tuple(_written(bucket, folder) for bucket in one.buckets)
@@ -214,11 +214,11 @@ def _bucket(site: Site, kernel: Kernel, least: int) -> ColumnBucket:
     window = kernel.artifact.convolution
     if site.is_convolution != (window is not None):
         other = "convolution" if window else "product, not a convolution: tune with the table of `lospmm layers`"
-        raise Unsupported(f"its kernels are those of a {other}")
+        raise Unsupported(f"its kernels are for a {other}")
     if window is not None:
         shape = window.batch, window.channels, window.height, window.width
         if convolution_of(site, shape) != window:
-            raise Unsupported("its kernels are those of another window, stride, padding or dilation")
+            raise Unsupported("its kernels are for another window, stride, padding or dilation")
     has_bias = site.tensors.bias is not None
     return bucket_of(kernel, least, has_bias=has_bias, relu=site.relu, adds=site.adds)
 

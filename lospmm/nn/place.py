@@ -81,7 +81,7 @@ def _mask_of(module: nn.Module, name: str) -> tuple[str, ...]:
     mask = _fixed_mask(parametrization)
     if mask is None:
         raise Unsupported(
-            "its parametrization is more than a mask that is always the same; call "
+            "its parametrization is more than a constant mask; call "
             "torch.nn.utils.parametrize.remove_parametrizations first"
         )
     for own, tensor in parametrization.named_buffers():

@@ -48,7 +48,7 @@ def matrix_and_values(weights: Weights, tensor: str | None = None, seed: int = 0
         file = readers.read(Path(weights), tensor=tensor, seed=seed)
         return file.matrix, file.values
     if tensor is not None:
-        raise BadRequest(f"tensor {tensor!r:.80} chooses from a file of several weights, and these are no file")
+        raise BadRequest(f"tensor {tensor!r:.80} chooses from a file of several weights; these are not a file")
     return _matrix(weights), "stored"
 
 

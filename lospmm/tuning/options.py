@@ -190,7 +190,7 @@ def _families(value: object) -> str:
         if name not in ("all", *FAMILY_NAMES):
             raise BadRequest(f"families: {name!r:.80}: choose some of {', '.join(FAMILY_NAMES)}, or all")
     if set(names) == {DENSE}:
-        raise BadRequest(f"families: {DENSE} alone has no kernel to put into a cubin: name another beside it, or all")
+        raise BadRequest(f"families: {DENSE} alone has no kernel to put into a cubin: name another family too, or all")
     return "all" if "all" in names else ",".join(name for name in FAMILY_NAMES if name in names)
 
 

@@ -89,7 +89,7 @@ def why_not_searched(known: Known, *, is_over: bool) -> str | None:
         return None
     if is_far_behind(known, fastest.settled_micros):
         taken = f"{fastest.candidate.family} takes {fastest.settled_micros:.1f}"
-        return f"{known.unrolled_micros:.1f} us by forecast, and {taken}"
+        return f"{known.unrolled_micros:.1f} us predicted, and {taken}"
     return "no time was left to search it" if is_over else None
 
 

@@ -79,7 +79,7 @@ def _options(manifest: Mapping[str, Any], emitter: str) -> Options:
             values=manifest["weights"],
         )
     except BadRequest as error:
-        raise BadRequest(f"kernel {manifest['name']} is of another version: {error}") from None
+        raise BadRequest(f"kernel {manifest['name']} comes from another version: {error}") from None
 
 
 def _prepared(

@@ -144,7 +144,7 @@ def _check_address(address: str) -> None:
         reason = getattr(error, "strerror", None) or error
         raise BadRequest(f"--ray {address}: no cluster answers ({reason}); `ray start --head` starts one") from None
     if len(answer) < _FRAME_BYTES or answer[_KIND] != _SETTINGS:
-        raise BadRequest(f"--ray {address}: something else than a Ray cluster answers there")
+        raise BadRequest(f"--ray {address}: something other than a Ray cluster answers there")
 
 
 def living_nodes() -> dict[str, Node]:

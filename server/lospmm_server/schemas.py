@@ -94,7 +94,7 @@ class TuningQuery(BaseModel):
     memory: str = _choice(
         "memory", "low: a kernel that reads A as those of every N do, so that they can share one copy."
     )
-    values: str = _choice("values", "What A is held in: its dtype, or 8 bits with a scale for each row.")
+    values: str = _choice("values", "Type that A is stored in: its dtype, or 8 bits with a scale per row.")
     seed: int = Field(default=0, ge=0, lt=2**63, description="Draws the values of a pattern (.smtx).")
 
 

@@ -232,8 +232,8 @@ def a_file(directory: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (other_content, "holds something else than a kernel"),
-        (foreign_manifest, "holds something else than a kernel"),
+        (other_content, "holds something other than a kernel"),
+        (foreign_manifest, "holds something other than a kernel"),
         (kernel_with_notes, "holds notes.txt beside a kernel, which would be lost"),
         (a_file, "is a file; name a folder"),
     ],
@@ -290,7 +290,7 @@ def test_a_place_where_no_folder_can_be(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "volume").mkdir()
     with pytest.raises(BadRequest, match="a mount point"):
         artifact.check_target(tmp_path / "volume")
-    with pytest.raises(BadRequest, match="/: holds something else"):
+    with pytest.raises(BadRequest, match="/: holds something other"):
         artifact.check_target(Path("/"))
 
 

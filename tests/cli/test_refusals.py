@@ -189,7 +189,7 @@ def test_out_is_not_somebody_elses(lospmm_command: Command, tmp_path: Path, matr
     (tmp_path / "folder" / "mine").touch()
     for name, words in (
         ("file", "is a file"),
-        ("folder", "holds something else"),
+        ("folder", "holds something other"),
         ("file/kernel", "is a file; name a folder"),
     ):
         answer = lospmm_command("tune", matrix, "--n", 4, *H200, "--out", tmp_path / name)

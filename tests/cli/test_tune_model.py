@@ -227,7 +227,7 @@ def test_columns_that_are_none(tune_model: Callable[..., Answer], model: Path, n
 
 def test_several_columns_of_a_convolution(tune_model: Callable[..., Answer], model: Path) -> None:
     answer = tune_model(model, "--conv", "1x6x4x4,2x2", n="1,8")
-    assert (answer.status, answer.error) == (2, "n is several: a convolution has the columns of its window alone")
+    assert (answer.status, answer.error) == (2, "n has several values; a convolution's follows from its window")
 
 
 def test_json_and_quiet(tune_model: Callable[..., Answer], model: Path, tmp_path: Path) -> None:
@@ -451,7 +451,7 @@ def test_requests_that_are_refused_before_any_work(
         ((model, "--n", 0), "n is 0: B must have"),
         ((model, "--out", tmp_path / "file"), "is a file; name a folder"),
         ((model, "--out", tmp_path / "file" / "below"), "is a file; name a folder"),
-        ((model, "--out", tmp_path / "held"), "holds something else than a model's kernels"),
+        ((model, "--out", tmp_path / "held"), "holds something other than a model's kernels"),
         ((model, "--out", tmp_path / "damaged"), "is no report of `lospmm tune-model`, or damaged"),
     ):
         answer = tune_model(*wrong, "--quiet")
@@ -488,7 +488,7 @@ def test_folders_of_others_are_left_alone(tune_model: Callable[..., Answer], mod
     (out / "fc.1" / "notes").write_text("years")
     answer = tune_model(model, "--quiet", out=out)
     assert (answer.status, "layer fc.1: " in answer.error) == (6, True)
-    assert "holds something else than a kernel" in answer.error
+    assert "holds something other than a kernel" in answer.error
     assert (out / "fc.1" / "notes").read_text() == "years"
     assert artifact.read(out / "fc.2")
 

@@ -37,7 +37,7 @@ def space() -> str:
     found = explore_problem(PROBLEM, Stages())
     lines = [f"tile sizes   {found.size}"]
     for name, count in Counter(verdict.constraint for verdict in found.verdicts).items():
-        lines.append(f"removed      {count} by {name}{' (limit moved)' if name in found.relaxed else ''}")
+        lines.append(f"removed      {count} by {name}{' (limit relaxed)' if name in found.relaxed else ''}")
     sizes = (candidate.tile for candidate in found.survivors)
     return fenced("\n".join([*lines, "left         " + ", ".join(f"{size.rows} x {size.cols}" for size in sizes)]))
 

@@ -431,7 +431,7 @@ def test_a_library_that_is_none(fake: str, tmp_path: Path) -> None:
 def test_a_dense_matrix_that_is_too_large_is_not_written_out(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = Problem(drawn(8, 8, 0.5), 2)
     monkeypatch.setattr(cublas, "MAX_DENSE_BYTES", 8 * 8 * 4 - 1)
-    assert problem.run("cublas_fp32").failure == "A without its zeros left out takes 256 bytes, over 255"
+    assert problem.run("cublas_fp32").failure == "dense A takes 256 bytes, over 255"
     monkeypatch.setattr(cublas, "MAX_DENSE_BYTES", 8 * 8 * 4)
     monkeypatch.setattr(cublas, "PIECE_BYTES", 3 * 8 * 4)  # pieces of 3, 3 and 2 rows
     assert problem.run("cublas_fp32").failure is None

@@ -262,7 +262,7 @@ def test_the_spread_is_that_of_the_differences() -> None:
 
 def test_no_time_that_is_left_is_a_failure_and_not_a_zero() -> None:
     driver = Clocked(lambda _: 60.0, lambda _: -0.25)
-    with pytest.raises(GpuFault, match=r"^-0\.25 us behind 60\.0 us of others: it cannot be told from them"):
+    with pytest.raises(GpuFault, match=r"^-0\.25 us after 60\.0 us of other kernels: too short to time"):
         timed(driver)
     assert driver.discarded == len(driver.order) == 4
 

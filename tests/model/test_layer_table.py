@@ -103,7 +103,7 @@ def test_the_bias_of_a_row() -> None:
     table = LayerTable({"a": LayerSpec(n=1, bias=True), "b": LayerSpec(n=1), "*": LayerSpec(n=1, bias=True)})
     assert table.bias_of("a", with_bias) is with_bias.bias is table.bias_of("c", with_bias)
     assert table.bias_of("b", with_bias) is None is table.bias_of("c", without)
-    with pytest.raises(BadRequest, match="'a': bias is true, and the file has none beside it"):
+    with pytest.raises(BadRequest, match="'a': bias is true, but the file has no bias for it"):
         table.bias_of("a", without)
 
 
@@ -143,7 +143,7 @@ def test_few_zeros_skip_a_layer_without_a_row_of_its_own() -> None:
 
 def test_a_misspelt_row_is_noticed() -> None:
     table = LayerTable({"fc.*": LayerSpec(n=1), "conv.wieght": LayerSpec(n=1)})
-    with pytest.raises(BadRequest, match=r"'conv.wieght' is none of the model's layers: fc.1, conv.weight"):
+    with pytest.raises(BadRequest, match=r"'conv.wieght' is not a layer of the model: fc.1, conv.weight"):
         table.check_used(["fc.1", "conv.weight"])
     with pytest.raises(BadRequest, match=r"t.toml: cannot be read: No such file"):
         read_table(Path("t.toml"))

@@ -123,11 +123,11 @@ def test_kernels_of_another_layer_with_the_same_weights_are_not_taken(tmp_path: 
         return nn.Sequential(layer).eval()
 
     others = {
-        "end with a bias, ReLU, and it does not": ended,
+        "include a bias, ReLU, but the layer does not": ended,
         "another window, stride, padding or dilation": lospmm.nn.fused(
             nn.Sequential(*like(nn.Conv2d(4, 8, 3, stride=2, padding=1)), nn.ReLU())
         ),
-        "are those of a convolution": lospmm.nn.fused(nn.Sequential(*like(nn.Linear(36, 8)), nn.ReLU())),
+        "are for a convolution": lospmm.nn.fused(nn.Sequential(*like(nn.Linear(36, 8)), nn.ReLU())),
     }
     for words, model in others.items():
         (row,) = lospmm.nn.load_(model, tmp_path / "conv", emulate=True).rows
@@ -136,7 +136,7 @@ def test_kernels_of_another_layer_with_the_same_weights_are_not_taken(tmp_path: 
     lospmm.nn.sparsify_(product, drawn(5, 36), **EMULATED)
     lospmm.nn.save(product, tmp_path / "product")
     (row,) = lospmm.nn.load_(ended, tmp_path / "product", emulate=True).rows
-    assert row.reason == "its kernels are those of a product, not a convolution: tune with the table of `lospmm layers`"
+    assert row.reason == "its kernels are for a product, not a convolution: tune with the table of `lospmm layers`"
 
 
 @pytest.mark.parametrize("file", ["manifest.json", "kernel.cubin", "bias.npy", "tuning.jsonl", "matrix.npz"])
@@ -156,7 +156,7 @@ def test_a_model_json_of_others_stays(saved: Path, tmp_path: Path, text: str) ->
     model = perceptron()
     lospmm.nn.load_(model, saved, emulate=True)
     (tmp_path / MODEL_FILE).write_text(text)
-    with pytest.raises(BadRequest, match="holds something else than a tuned model"):
+    with pytest.raises(BadRequest, match="holds something other than a tuned model"):
         lospmm.nn.save(model, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [MODEL_FILE]
     assert (tmp_path / MODEL_FILE).read_text() == text
@@ -182,7 +182,7 @@ def test_saving_again_and_saving_nothing(saved: Path, tmp_path: Path) -> None:
         lospmm.nn.save(perceptron(), tmp_path / "none")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").touch()
-    with pytest.raises(BadRequest, match="holds something else"):
+    with pytest.raises(BadRequest, match="holds something other"):
         lospmm.nn.save(other, tmp_path / "mine")
     assert not (tmp_path / "none").exists()
 

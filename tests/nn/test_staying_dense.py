@@ -52,7 +52,7 @@ def test_every_layer_that_stays_dense_has_a_reason() -> None:
         "uneven": "differs at both ends",
         "zero": "all its weights are zero",
         "unheard": "no example reached it",
-        "doubled": "more than a mask",
+        "doubled": "more than a constant mask",
         "no outputs": "a matrix has two sides",
         **{f"as {layout}".replace("torch.", ""): "make them dense first" for layout in LAYOUTS},
     }
@@ -66,7 +66,7 @@ def test_every_layer_that_stays_dense_has_a_reason() -> None:
 
 WORDS = (
     "fewer zeros", "float64", "depthwise", "circular", "differs at both ends", "all its weights are zero",
-    "no example reached it", "more than a mask", "a matrix has two sides", "make them dense first",
+    "no example reached it", "more than a constant mask", "a matrix has two sides", "make them dense first",
 )  # fmt: skip
 
 

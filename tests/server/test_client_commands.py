@@ -99,7 +99,7 @@ def test_what_a_service_refuses(run: Command, port: int, matrix: Path, tmp_path:
         (("--device", "gpu.toml"), "unknown device 'gpu.toml'"),
         (("--server", "localhost"), "must begin with http"),
         (("--key", "a b"), "the API key is not one"),
-        (("--out", tmp_path / "held"), "holds something else than a kernel"),
+        (("--out", tmp_path / "held"), "holds something other than a kernel"),
     ):
         command = ("tune", matrix, "--n", 16, *H200, "--out", tmp_path / "k", *address, *more)
         answer = run(*command)

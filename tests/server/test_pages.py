@@ -124,7 +124,7 @@ def test_a_model_shows_its_layers_with_speedups(client: TestClient) -> None:
     found = page(client, f"/jobs/{digest_of('model')}")
     assert "encoder.0.weight succeeded 512 x 2,048 4,096 104,857 2.50 x" in found.text
     assert "encoder.1.weight succeeded 512 x 2,048 4,096 104,857 0.80 x" in found.text
-    assert "encoder.2.weight succeeded 512 x 2,048 4,096 104,857 not timed forecast: 7.85 \u00b5s" in found.text
+    assert "encoder.2.weight succeeded 512 x 2,048 4,096 104,857 not timed predicted: 7.85 \u00b5s" in found.text
     assert "encoder.3.weight running 512 x 2,048 4,096 104,857 \u2013 compile" in found.text
     assert f"{HOSTILE} failed" in found.text and f"{HOSTILE}: truncated or damaged archive" in found.text
     fills = [float(str(rect["width"])) for rect in found.all("rect") if rect.get("class") == "fill"]

@@ -57,7 +57,7 @@ def test_a_model_shows_its_layers_with_forecasts(client: TestClient) -> None:
     assert (good["estimated_micros"], bad["estimated_micros"]) == (forecast, None)
     text = page(client, f"/jobs/{response.json()['id']}").text
     assert "Model two" in text and "good" in text and "succeeded 4 x 12" in text
-    assert f"not timed forecast: {forecast:.2f} \u00b5s" in text
+    assert f"not timed predicted: {forecast:.2f} \u00b5s" in text
     assert "bad" in text and "failed" in text
     assert "Model two partial 2 of 2 layers" in page(client, "/").text
 

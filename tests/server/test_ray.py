@@ -233,7 +233,7 @@ def test_an_address_without_a_cluster() -> None:
 
 
 def test_an_address_of_something_else(web_server: int) -> None:
-    assert "something else than a Ray cluster answers there" in refusal(f"127.0.0.1:{web_server}")
+    assert "something other than a Ray cluster answers there" in refusal(f"127.0.0.1:{web_server}")
 
 
 @pytest.mark.slow

@@ -219,7 +219,7 @@ def test_each_layer_has_a_row_of_its_own(shared: TestClient) -> None:
     ("query", "table", "words"),
     [
         ("n=8&relu=true", TABLE, "layers says these of each layer: leave out n, relu"),
-        ("", b"[layers.none]\nn = 8", "layer table: 'none' is none of the model's layers: W"),
+        ("", b"[layers.none]\nn = 8", "layer table: 'none' is not a layer of the model: W"),
         ("", b"[layers.W]\nn = 16777217", "n is 16777217, more than"),
         ("", b"[layers.W]\nskip = 'dense'", "no layer is asked for: W: dense"),
         ("", b"[layers.W]", "layer table layers.toml: 'W': n is missing"),

@@ -102,7 +102,7 @@ def test_what_is_far_behind_is_not_searched(
     assert (unrolled["name"], unrolled["plans"], unrolled["timed"], unrolled["micros"]) == ("unrolled", 0, 0, None)
     assert (
         unrolled["refusal"]
-        == f"{unrolled['forecast_micros']:.1f} us by forecast, and {manifest['cubin_family']} takes 5.0"
+        == f"{unrolled['forecast_micros']:.1f} us predicted, and {manifest['cubin_family']} takes 5.0"
     )
     assert other_families([unrolled, *others]).startswith(f"unrolled refused ({unrolled['refusal']}); csr ")
     assert manifest["search"]["measured"] == sum(family in FAMILIES for family in families_of(made))
@@ -285,7 +285,7 @@ def timed_in(micros: float | None) -> Known:
 
 def test_the_time_of_another_decides() -> None:
     near, far = 100.0 / forecast.FAR + 1, 100.0 / forecast.FAR - 1
-    assert why_not_searched(timed_in(far), is_over=False) == f"100.0 us by forecast, and csr takes {far:.1f}"
+    assert why_not_searched(timed_in(far), is_over=False) == f"100.0 us predicted, and csr takes {far:.1f}"
     assert why_not_searched(timed_in(near), is_over=False) is None
     assert why_not_searched(timed_in(None), is_over=True) is None
     assert why_not_searched(timed_in(near), is_over=True) == "no time was left to search it"

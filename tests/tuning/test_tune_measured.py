@@ -311,7 +311,7 @@ def test_a_choice_is_made_again_without_a_gpu(plain: Artifact, monkeypatch: pyte
             replay(replace(made, files={**made.files, "tuning.jsonl": line}), DEVICES["h200"])
     manifest = copy.deepcopy(dict(made.manifest))
     manifest["search"]["families"] = [{**dict.fromkeys(FamilySummary.__slots__), "name": "x"}]
-    with pytest.raises(BadRequest, match="is of another version: families: 'x': choose some of"):
+    with pytest.raises(BadRequest, match="comes from another version: families: 'x': choose some of"):
         replay(replace(made, manifest=manifest), DEVICES["h200"])
     with pytest.raises(BadRequest, match="was tuned for h200, not for a100"):
         replay(made, DEVICES["a100"])

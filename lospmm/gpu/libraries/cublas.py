@@ -152,7 +152,7 @@ def place_dense(
     matrix, store = place.matrix, place.dtype.to_storage if store is None else store
     row_bytes = store(np.zeros((1, matrix.k), dtype=np.float32)).nbytes
     if row_bytes * matrix.m > MAX_DENSE_BYTES:
-        raise LibraryFault(f"A without its zeros left out takes {row_bytes * matrix.m} bytes, over {MAX_DENSE_BYTES}")
+        raise LibraryFault(f"dense A takes {row_bytes * matrix.m} bytes, over {MAX_DENSE_BYTES}")
     addresses = [reserve(stack, place.driver, row_bytes * matrix.m) for _ in range(place.copies_of_a)]
     step = max(1, PIECE_BYTES // (FLOAT_BYTES * matrix.k))
     for start in range(0, matrix.m, step):

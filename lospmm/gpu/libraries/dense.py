@@ -35,7 +35,7 @@ def refusal(problem: Problem) -> str | None:
     if not problem.epilogue.is_plain:
         return "an epilogue"
     if matrix.m * matrix.k * problem.dtype.element_bytes > MAX_DENSE_BYTES:
-        return f"A without its zeros left out takes more than {MAX_DENSE_BYTES >> 30} GiB"
+        return f"dense A takes more than {MAX_DENSE_BYTES >> 30} GiB"
     return None
 
 
