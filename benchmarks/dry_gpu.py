@@ -4,13 +4,11 @@ times. What a search costs beside the GPU is real.
 Tests and dry runs start it as ``python -m benchmarks.dry_gpu``.
 """
 
-import os
-import sys
 import time
 
 from lospmm.gpu.libraries import BaselineTime, VariantTime
 from lospmm.gpu.libraries.work import BaselineTask
-from lospmm.gpu.messages import Answer, Measure, Measurement, Prepare, Ready, packed, receive
+from lospmm.gpu.messages import Answer, Measure, Measurement, Prepare, Ready, channel, receive, send
 from lospmm.gpu.timing import Timing
 
 #: What these take on an H200, in seconds: its context, A and B, a kernel beside its replays, and a library.
@@ -37,13 +35,11 @@ def answer_to(task: object) -> Answer:
 
 
 def main() -> None:
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
+    requests, answers = channel()
     time.sleep(START)
-    while (request := receive(sys.stdin.buffer)) is not None:
+    while (request := receive(requests)) is not None:
         assert isinstance(request, tuple)
-        answers.write(packed(answer_to(request[1])))
-        answers.flush()
+        send(answers, answer_to(request[1]))
 
 
 if __name__ == "__main__":

@@ -1,15 +1,16 @@
-"""Messages between a ``Bench`` and its worker: immutable values, pickled, with their length before.
+"""Messages between a ``Bench`` and its worker: immutable values, pickled one after the other.
 
 The worker imports this, so it depends only on NumPy and the small files beside it.
 """
 
+import os
 import pickle
-import struct
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import BinaryIO, Literal, get_args
+from typing import IO, BinaryIO, Literal, get_args
 
 from lospmm.errors import GpuFault
 from lospmm.gpu.timing import FULL, Effort, Timing
@@ -20,13 +21,6 @@ from lospmm.problem.device import Clocks
 from lospmm.problem.dtype import FLOAT32, Dtype
 from lospmm.problem.epilogue import PLAIN, Epilogue
 from lospmm.problem.launch import Launch
-
-#: Before every message: a mark, which stray output lacks, and the length in bytes.
-HEADER = struct.Struct("<8sQ")
-MARK = b"lospmm-1"
-
-#: No message is longer: a matrix of 50 million nonzeros takes 400 MB, and so does its cubin.
-MAX_MESSAGE_BYTES = 1 << 31
 
 #: What comes from memory at every launch: B ("cold"), A and B ("streamed", as in a model of many layers), neither of
 #: what fits the L2 cache ("warm"), or all but B, the code too ("network": B was just written, behind other layers).
@@ -127,25 +121,23 @@ class Answer:
     healthy: bool = True
 
 
-def packed(message: object) -> bytes:
-    """Return a message as it is sent."""
-    content = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
-    return HEADER.pack(MARK, len(content)) + content
+def channel() -> tuple[BinaryIO, BinaryIO]:
+    """Return where a worker reads requests and where it writes answers. What others print goes to stderr from now."""
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    return sys.stdin.buffer, answers
 
 
-def content_bytes(header: bytes) -> int:
-    """Return the length of what follows a header. Raises GpuFault for anything else than a header."""
-    mark, length = HEADER.unpack(header)
-    if mark != MARK or length > MAX_MESSAGE_BYTES:
-        raise GpuFault(f"not a message: it starts with {header!r}")
-    return int(length)
+def send(stream: IO[bytes], message: object) -> None:
+    """Write a message to a stream."""
+    pickle.dump(message, stream, pickle.HIGHEST_PROTOCOL)
+    stream.flush()
 
 
-def receive(stream: BinaryIO) -> object | None:
+def receive(stream: IO[bytes]) -> object | None:
     """Read the next message of a stream; None at its end."""
-    header = stream.read(HEADER.size)
-    if len(header) < HEADER.size:
+    try:
+        message: object = pickle.load(stream)
+    except EOFError:
         return None
-    content = stream.read(content_bytes(header))
-    message: object = pickle.loads(content)
     return message

@@ -4,10 +4,7 @@ Like a compiler, a worker runs in a session of its own and carries the token of 
 which ends it if this process is killed, even while one of its kernels hangs.
 """
 
-import fcntl
 import os
-import pickle
-import selectors
 import signal
 import subprocess
 import sys
@@ -15,22 +12,21 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, Future, wait
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import IO
 
 from lospmm.errors import GpuFault
-from lospmm.gpu.messages import HEADER, Answer, content_bytes, packed
+from lospmm.gpu.messages import Answer, receive, send
 from lospmm.toolchain import lifetime
 from lospmm.toolchain.process import has_ended
 
 #: -P: the current directory is not searched for modules.
 WORKER = (sys.executable, "-P", "-m", "lospmm.gpu.worker")
 
-#: Seconds between two checks for cancellation; the requested capacity of a pipe; and bytes read of the end of stderr.
+#: Seconds between two checks for cancellation; and bytes read of the end of stderr.
 POLL_SECONDS = 0.05
-PIPE_BYTES = 1 << 20
 LOG_BYTES = 1 << 14
 
 #: Seconds that the driver may take to release the GPU of a killed process.
@@ -46,11 +42,11 @@ class WorkerLost(Exception):
 
 @dataclass(slots=True)
 class _Sent:
-    """A request that has no answer yet: what the pipe has not taken of it, and until when to wait."""
+    """A request, its answer once it is there, and until when to wait for that."""
 
-    pending: memoryview
     deadline: float
     seconds: float
+    answer: Future[object] = field(default_factory=Future)
 
 
 class WorkerProcess:
@@ -72,10 +68,6 @@ class WorkerProcess:
         except OSError as error:
             self._log.close()
             raise GpuFault(f"{command[0]} cannot be started: {error.strerror}") from error
-        for stream in self._streams():
-            os.set_blocking(stream.fileno(), False)
-            with suppress(OSError):  # a user's pipes may be limited (/proc/sys/fs/pipe-user-pages-soft)
-                fcntl.fcntl(stream.fileno(), fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         self._sent: _Sent | None = None
 
     @property
@@ -96,19 +88,22 @@ class WorkerProcess:
         return self.receive(cancel)
 
     def send(self, request: object, seconds: float) -> None:
-        """Send a request, which is ``receive``d before another is sent.
-
-        What does not fit the pipe waits for ``receive``.
-        """
-        self._sent = _Sent(memoryview(packed(request)), time.monotonic() + seconds, seconds)
-        self._sent.pending = self._write(self._sent.pending)
+        """Send a request, which is ``receive``d before another is sent, without waiting until it is read."""
+        self._sent = _Sent(time.monotonic() + seconds, seconds)
+        threading.Thread(target=self._exchange, args=(request, self._sent.answer), daemon=True).start()
 
     def receive(self, cancel: threading.Event | None = None) -> Answer:
         """Return the answer to what was sent. Raises as ``ask``."""
         sent, self._sent = self._sent, None
         assert sent is not None, "there is a request"
         try:
-            return self._exchange(sent.pending, sent.deadline, sent.seconds, cancel)
+            while not sent.answer.done():
+                wait([sent.answer], POLL_SECONDS)
+                if cancel is not None and cancel.is_set():
+                    raise CancelledError
+                if time.monotonic() > sent.deadline and not sent.answer.done():  # an answer may have waited
+                    raise WorkerLost(f"no answer within {sent.seconds:g} s")
+            return self._checked(sent.answer)
         except BaseException:
             self.end()
             raise
@@ -119,47 +114,35 @@ class WorkerProcess:
             return
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
-        for stream in (*self._streams(), self._log):
-            with suppress(BrokenPipeError):  # unsent bytes of a request
-                stream.close()
         try:
             self._child.wait(END_SECONDS)
         except subprocess.TimeoutExpired:
             raise GpuFault(
                 f"process {self.pid} was killed and has not ended in {END_SECONDS:g} s: its GPU must be reset"
             ) from None
+        for stream in (*self._streams(), self._log):
+            with suppress(BrokenPipeError):  # unsent bytes of a request
+                stream.close()
 
-    def _exchange(self, pending: memoryview, deadline: float, seconds: float, cancel: threading.Event | None) -> Answer:
-        received = bytearray()
+    def _exchange(self, request: object, answer: Future[object]) -> None:
+        """Send a request and wait for its answer, in a thread of its own: the end of the worker ends it."""
         stdin, stdout = self._streams()
-        with selectors.DefaultSelector() as selector:
-            if pending:
-                selector.register(stdin, selectors.EVENT_WRITE)
-            selector.register(stdout, selectors.EVENT_READ)
-            while (answer := _whole(received)) is None:
-                for key, _ in selector.select(POLL_SECONDS):
-                    if key.fileobj is stdin:
-                        pending = self._write(pending)
-                        if not pending:
-                            selector.unregister(stdin)
-                    elif chunk := os.read(key.fd, PIPE_BYTES):
-                        received += chunk
-                    else:
-                        raise WorkerLost(self._how_it_ended())
-                if cancel is not None and cancel.is_set():
-                    raise CancelledError
-                if time.monotonic() > deadline and _whole(received) is None:  # an answer may have waited
-                    raise WorkerLost(f"no answer within {seconds:g} s")
-        return answer
-
-    def _write(self, pending: memoryview) -> memoryview:
-        assert self._child.stdin is not None
         try:
-            return pending[os.write(self._child.stdin.fileno(), pending[:PIPE_BYTES]) :]
-        except BlockingIOError:
-            return pending
-        except BrokenPipeError:  # the end of its output is reported instead
-            return pending[:0]
+            with suppress(BrokenPipeError):  # the end of its output is reported instead
+                send(stdin, request)
+            answer.set_result(receive(stdout))
+        except BaseException as error:  # what unpickling may raise has no bounds
+            answer.set_exception(error)
+
+    def _checked(self, found: Future[object]) -> Answer:
+        """Return an answer. Raises WorkerLost for anything else."""
+        error = found.exception()
+        answer = None if error is not None else found.result()
+        if error is None and answer is None:
+            raise WorkerLost(self._how_it_ended())
+        if not isinstance(answer, Answer):
+            raise WorkerLost(f"the process answered what is no answer ({type(error or answer).__name__})") from None
+        return answer
 
     def _how_it_ended(self) -> str:
         deadline = time.monotonic() + ENDING_SECONDS
@@ -181,18 +164,3 @@ class WorkerProcess:
         child = self._child
         assert child.stdin is not None and child.stdout is not None
         return child.stdin, child.stdout
-
-
-def _whole(received: bytearray) -> Answer | None:
-    """Parse an answer, None while bytes are missing. Raises WorkerLost for anything else."""
-    if len(received) < HEADER.size:
-        return None
-    try:
-        if len(received) < HEADER.size + content_bytes(bytes(received[: HEADER.size])):
-            return None
-        answer = pickle.loads(received[HEADER.size :])
-    except Exception as error:  # what unpickling may raise has no bounds
-        raise WorkerLost(f"the process answered what is no answer ({type(error).__name__})") from None
-    if not isinstance(answer, Answer):
-        raise WorkerLost(f"the process answered what is no answer ({type(answer).__name__})")
-    return answer

@@ -10,7 +10,6 @@ To add a command, write a function of the ``Workbench`` and a task, and add a ro
 
 import importlib
 import os
-import sys
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from lospmm.gpu.clocks import read_clocks
 from lospmm.gpu.detect import driver_version
 from lospmm.gpu.driver import open_driver
 from lospmm.gpu.gate import Gate, GateVerdict, count_different, load_gate, run_and_check
-from lospmm.gpu.messages import Answer, Measure, Measurement, Prepare, Ready, packed, receive
+from lospmm.gpu.messages import Answer, Measure, Measurement, Prepare, Ready, channel, receive, send
 from lospmm.gpu.network import time_in
 from lospmm.gpu.operands import DeviceOperands, allocate, fill, release
 from lospmm.gpu.protocol import Driver
@@ -137,8 +136,7 @@ def serve(requests: BinaryIO, answers: BinaryIO, opener: Callable[[str], Driver]
         except Exception as error:  # our bug: answered, with its traceback in the process's log
             traceback.print_exc()
             answer = Answer(fault=f"{type(error).__name__}: {error}", healthy=False)
-        answers.write(packed(answer))
-        answers.flush()
+        send(answers, answer)
 
 
 def _works(driver: Driver) -> bool:
@@ -152,9 +150,7 @@ def _works(driver: Driver) -> bool:
 
 def main() -> None:
     """Answer requests from stdin until it ends."""
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # output of libraries must not mix with answers
-    serve(sys.stdin.buffer, answers, open_driver)
+    serve(*channel(), open_driver)
     os._exit(0)  # the driver frees everything; destructors of libraries have nothing to add, and may hang
 
 

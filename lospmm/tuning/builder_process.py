@@ -5,14 +5,13 @@ output, like the worker that runs kernels (``gpu/messages.py``). It exits when i
 """
 
 import os
-import sys
 import tempfile
 import traceback
 from pathlib import Path
 from typing import BinaryIO
 
 from lospmm.errors import DiskFault, LospmmError, system_errors
-from lospmm.gpu.messages import Answer, packed, receive
+from lospmm.gpu.messages import Answer, channel, receive, send
 from lospmm.problem.problem import Problem
 from lospmm.toolchain.compile import OnDisk
 from lospmm.toolchain.guard import VARIABLE
@@ -44,8 +43,7 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> None:
         except Exception as error:  # a bug: reported, with the traceback in the process's log
             traceback.print_exc()
             answer = Answer(fault=f"{type(error).__name__}: {error}")
-        answers.write(packed(answer))
-        answers.flush()
+        send(answers, answer)
 
 
 def _built(problem: Problem, request: BuildRequest) -> OnDisk:
@@ -65,6 +63,4 @@ def main() -> None:
     os.nice(NICENESS)
     # The compilers started here get a guard of their own. It outlives this process, whose guard must not end it.
     os.environ.pop(VARIABLE, None)
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # printed text goes to standard error, not between answers
-    serve(sys.stdin.buffer, answers)
+    serve(*channel())

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from lospmm.cpu import reference
 from lospmm.errors import GpuFault, VerificationFailed
 from lospmm.gpu import bench as measure
-from lospmm.gpu import bindings, clocks, gate, operands, process, timing
+from lospmm.gpu import bindings, clocks, gate, operands, timing
 from lospmm.gpu.gate import Gate
-from lospmm.gpu.messages import Answer, Prepare, content_bytes, packed
+from lospmm.gpu.messages import Prepare
 from lospmm.matrix.csr import SparseMatrix, from_dense
 from lospmm.problem.convolution import output_elements, unfold
 from lospmm.problem.device import DEVICES
@@ -369,16 +369,6 @@ def test_errors_have_the_drivers_names(message: str, named: str, monkeypatch: py
     with pytest.raises(GpuFault) as caught, bindings.faults_named():
         raise ValueError(message)
     assert str(caught.value) == named
-
-
-def test_messages_are_whole_or_nothing() -> None:
-    sent = packed(Answer("a value"))
-    assert [process._whole(bytearray(sent[:length])) for length in range(len(sent))] == [None] * len(sent)
-    assert process._whole(bytearray(sent)) == Answer("a value")
-    with pytest.raises(GpuFault, match="not a message"):
-        content_bytes(b"0123456789abcdef")
-    with pytest.raises(process.WorkerLost):
-        process._whole(bytearray(packed("a text")))
 
 
 @pytest.mark.parametrize(("micros", "launches"), [(10.0, 20), (25_000.0, 20), (100_000.0, 5), (3e6, 1), (0.0, 20)])
