@@ -258,7 +258,7 @@ def line_of(place: Place, ways: Sequence[str]) -> dict[str, Any]:
         "problem": place.table.problem,
         **{name: place.table.line[name] for name in about},
         "gpu": None if ready is None else ready.device,
-        "driver": None if ready is None else ready.driver_version,
+        "driver": None if ready is None else ready.release,
         "ways": list(ways),
         "axes": AXES,
         "chosen": chosen,

@@ -331,7 +331,7 @@ def _line(case: Case, prepared: Prepared, pool: EmissionPool, options: argparse.
     with Bench(prepared.problem) as bench:
         ready = bench.start()
         for found in search_all(prepared, plan, GpuClock(bench), pool):
-            yield {**head(case, prepared), "gpu": ready.device, "driver": ready.driver_version, **found}
+            yield {**head(case, prepared), "gpu": ready.device, "driver": ready.release, **found}
 
 
 def summary(line: dict[str, Any], wall_seconds: float) -> str:

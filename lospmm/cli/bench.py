@@ -9,12 +9,15 @@ from lospmm.artifact import artifact
 from lospmm.cli.options import CacheOption, JsonOption, KernelArgument, QuietOption
 from lospmm.cli.show import show_comparison
 from lospmm.errors import BadRequest
-from lospmm.gpu.detect import detect_device
+from lospmm.gpu.bench import Bench
+from lospmm.gpu.compare import compare
+from lospmm.gpu.detect import detect_device, own_gpu_id
+from lospmm.gpu.exclusive import exclusive
 from lospmm.gpu.messages import CACHE_STATES
-from lospmm.gpu.shipped import bench_artifact
 from lospmm.problem.device import DeviceSpec, find_device
 from lospmm.progress import reported
 from lospmm.settings import settings
+from lospmm.toolchain.compile import Compiled
 from lospmm.tuning.options import check_choice
 
 
@@ -35,10 +38,24 @@ def bench(
     kept = artifact.read(directory)
     gpu = _own_gpu() if device == "auto" else find_device(device)
     with reported(quiet=quiet) as progress:
-        found = bench_artifact(
-            kept, gpu, cache=CACHE_STATES[cache], sputnik=sputnik or settings().sputnik, progress=progress
-        )
+        _check_arch(kept, gpu)
+        problem, kernel = kept.problem(gpu), Compiled(kept.cubin, kept.manifest["name"], kept.launch)
+        with (
+            exclusive(settings().cache_dir, gpu=own_gpu_id()),
+            Bench(problem, cache=CACHE_STATES[cache]) as opened,
+        ):
+            library = sputnik or settings().sputnik
+            found = compare(opened, kernel, sputnik=library, is_searched=True, progress=progress)
     show_comparison(found, kept.manifest, as_json=as_json)
+
+
+def _check_arch(kept: artifact.Artifact, gpu: DeviceSpec) -> None:
+    manifest = kept.manifest
+    if manifest["arch"] != gpu.arch:
+        raise BadRequest(
+            f"{manifest['name']} is for {manifest['device']} ({manifest['arch']}), this GPU is {gpu.name} "
+            f"({gpu.arch}): tune it for this one"
+        )
 
 
 def _own_gpu() -> DeviceSpec:

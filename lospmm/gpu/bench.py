@@ -10,7 +10,6 @@ An illegal address, an illegal instruction, a hang or a crash costs that kernel 
 import threading
 from collections.abc import Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Self
@@ -18,7 +17,7 @@ from typing import Self
 from lospmm.codegen.emission import Emission
 from lospmm.errors import GpuFault
 from lospmm.gpu.gate import CHECK_ENTRY, REGISTERS, gate_source
-from lospmm.gpu.messages import Answer, CacheState, Measure, Measurement, Prepare, Ready
+from lospmm.gpu.messages import CacheState, Measure, Measurement, Prepare, Ready
 from lospmm.gpu.process import WORKER, WorkerLost, WorkerProcess
 from lospmm.gpu.timing import BRIEF, FULL, Effort, Timing
 from lospmm.problem.accuracy import tolerance_of, weights_held_to
@@ -197,44 +196,27 @@ class Bench:
             self._prepare = _prepare(self.problem, self._seed, self.cache)
         if not self._told:
             self._drop_begun()  # that it has opened the GPU
-        if self._worker is not None and not self._told:
-            self._tell(self._worker, self._prepare)
-        if self._worker is None:
-            self._worker, answer = self._start(self._prepare)
-            self._learn(answer)
-        return self._worker
-
-    def _tell(self, worker: WorkerProcess, problem: Prepare) -> None:
-        """Give a worker another problem; if it refuses, a new worker may take it."""
-        self._worker = None
-        with suppress(WorkerLost):
-            answer = worker.ask(("prepare", problem), settings().prepare_seconds, self._cancel)
-            if answer.fault is None:
-                self._worker = worker
-                self._learn(answer)
-            else:
-                worker.end()
-
-    def _learn(self, answer: Answer) -> None:
-        assert isinstance(answer.value, Ready)
-        self.ready, self._told = answer.value, True
-
-    def _start(self, problem: Prepare) -> tuple[WorkerProcess, Answer]:
-        for attempt in range(START_ATTEMPTS):
+        attempts = START_ATTEMPTS
+        while self._worker is None or not self._told:
             if self._cancel is not None and self._cancel.is_set():
                 raise CancelledError
-            worker = WorkerProcess(self._command)
+            is_new, worker = self._worker is None, self._worker or WorkerProcess(self._command)
+            self._worker = None  # until it holds the problem: if it refuses, a new one may take it
             try:
-                answer = worker.ask(("prepare", problem), settings().prepare_seconds, self._cancel)
+                answer = worker.ask(("prepare", self._prepare), settings().prepare_seconds, self._cancel)
             except WorkerLost as lost:
-                if attempt + 1 == START_ATTEMPTS:
+                attempts -= is_new
+                if not attempts:
                     raise GpuFault(f"the process that runs kernels cannot be started: {lost}") from None
                 continue
             if answer.fault is None:
-                return worker, answer
+                assert isinstance(answer.value, Ready)
+                self._worker, self.ready, self._told = worker, answer.value, True
+                continue
             worker.end()
-            raise GpuFault(answer.fault)
-        raise AssertionError("unreachable")
+            if is_new:
+                raise GpuFault(answer.fault)
+        return self._worker
 
 
 class _Failed(Exception):

@@ -82,11 +82,6 @@ class StreamDriver:
         """Return the name of the GPU."""
         return _name_in(check(cu.cuDeviceGetName(_NAME_BYTES, self._device)))
 
-    def driver_version(self) -> tuple[int, int]:
-        """Return the newest CUDA that the driver supports."""
-        version = check(cu.cuDriverGetVersion())
-        return version // 1000, version % 1000 // 10
-
     def l2_bytes(self) -> int:
         """Return the size of the L2 cache."""
         return int(check(cu.cuDeviceGetAttribute(_L2_BYTES, self._device)))

@@ -1,6 +1,6 @@
 """Comparison of a kernel with libraries that compute the same, in one run on one GPU, and a roofline.
 
-``compare`` needs only a live ``Bench``, so a search that has one can call it for its winner. ``gpu.shipped`` opens
+``compare`` needs only a live ``Bench``, so a search that has one can call it for its winner; ``cli.bench`` opens
 one for an artifact. docs/benchmarking.md says how times are taken and how reliable they are.
 """
 

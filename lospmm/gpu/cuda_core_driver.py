@@ -17,8 +17,6 @@ _SHARED_BYTES = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZ
 class CudaCoreDriver(StreamDriver):
     """A row of ``DRIVERS``: the first GPU. Raises GpuFault."""
 
-    name = "cuda-core"
-
     @faults_named()
     def __init__(self) -> None:
         check(cu.cuInit(0))  # first, for a clear name of the error where there is no GPU

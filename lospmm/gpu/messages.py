@@ -59,10 +59,7 @@ class Prepare:
 class Ready:
     """The answer to ``Prepare``."""
 
-    driver: str
     device: str
-    driver_version: tuple[int, int]
-    l2_bytes: int
     copies: int  # of B and C
     release: str = ""  # the driver's own version
 

@@ -36,18 +36,11 @@ class Driver(Protocol):
     """One GPU, its primary context, and one non-blocking stream on which everything runs in order."""
 
     @property
-    def name(self) -> str:
-        """Its row in ``DRIVERS``."""
-
-    @property
     def stream(self) -> int:
         """The stream, a CUstream, as an integer: what cuSPARSE, cuBLAS and torch take."""
 
     def device_name(self) -> str:
         """Return the name of the GPU, as in "NVIDIA H200"."""
-
-    def driver_version(self) -> tuple[int, int]:
-        """Return the newest CUDA that the driver supports, as in (13, 0)."""
 
     def l2_bytes(self) -> int:
         """Return the size of the L2 cache."""

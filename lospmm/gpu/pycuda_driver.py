@@ -16,8 +16,6 @@ _NON_BLOCKING = 1
 class PycudaDriver(StreamDriver):
     """A row of ``DRIVERS``: the first GPU. Raises GpuFault."""
 
-    name = "pycuda"
-
     @faults_named()
     def __init__(self) -> None:
         cuda.init()

@@ -8,11 +8,11 @@ end of its input, and after an error that leaves the GPU's context unusable.
 To add a command, write a function of the ``Workbench`` and a task, and add a row to ``COMMANDS``.
 """
 
-import importlib
 import os
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from types import MappingProxyType
 from typing import Any, BinaryIO
 
@@ -43,8 +43,7 @@ def prepare(problem: Prepare, driver: Driver) -> tuple[Workbench, Ready]:
     """Put the problem on the GPU. Raises GpuFault."""
     operands = allocate(driver, problem)
     fill(driver, operands, problem)
-    device, cuda, l2_bytes = driver.device_name(), driver.driver_version(), driver.l2_bytes()
-    ready = Ready(driver.name, device, cuda, l2_bytes, operands.copies, driver_version())
+    ready = Ready(driver.device_name(), operands.copies, driver_version())
     return Workbench(driver, problem, operands, load_gate(driver, problem.gate)), ready
 
 
@@ -91,22 +90,28 @@ def _refused(bench: Workbench, verdict: GateVerdict) -> Measurement:
     return Measurement(None, verdict.max_relative_error, verdict.failure)
 
 
-def _elsewhere(module: str, function: str) -> Callable[[Workbench, Any], object]:
-    """Return a command of a package above this one, imported when it is first requested."""
+def time_proxy(bench: Workbench, task: Measure) -> Measurement:
+    """Time a proxy (section 5), whose results are meaningless, without a check. Raises GpuFault."""
+    driver, operands = bench.driver, bench.operands
+    image = task.image
+    function = driver.load(image, task.entry)
 
-    def command(bench: Workbench, task: Any) -> object:
-        return getattr(importlib.import_module(module), function)(bench, task)
+    def enqueue(copy: int) -> None:
+        driver.launch(function, task.shape, (np.uint64(operands.b[copy]), np.uint64(operands.c[copy])))
 
-    return command
+    copies = operands.rotated(task.cache, len(image), driver.l2_bytes())
+    timing = time_in(task.cache, driver, bench.gate, operands, enqueue, copies=copies, effort=task.effort)
+    return Measurement(timing, None, None, read_clocks(driver.bus_id()))
+
+
+def time_baseline(bench: Workbench, task: object) -> object:
+    """Time a library, by a package above this one that is imported when it is first requested."""
+    return import_module("lospmm.gpu.libraries.work").run(bench, task)
 
 
 #: By the name that a request starts with.
 COMMANDS: Mapping[str, Callable[[Workbench, Any], object]] = MappingProxyType(
-    {
-        "measure": measure,
-        "baseline": _elsewhere("lospmm.gpu.libraries.work", "run"),
-        "proxy": _elsewhere("lospmm.gpu.proxy", "run"),
-    }
+    {"measure": measure, "proxy": time_proxy, "baseline": time_baseline}
 )
 
 

@@ -14,7 +14,6 @@ import numpy as np
 
 from lospmm.errors import GpuFault
 from lospmm.families.candidate import Candidate
-from lospmm.gpu import proxy
 from lospmm.gpu.bench import Bench
 from lospmm.gpu.messages import Measure, Measurement
 from lospmm.gpu.timing import BRIEF, Effort
@@ -120,7 +119,7 @@ def time_proxy(bench: Bench, built: Compiled, kept: float, effort: Effort = BRIE
     """Return a proxy's time over ``kept``, the share of loads it kept. Raises GpuFault without a GPU."""
     bench.start()
     try:
-        found = bench.request(proxy.COMMAND, Measure(built.cubin, built.entry, built.launch, bench.cache, effort))
+        found = bench.request("proxy", Measure(built.cubin, built.entry, built.launch, bench.cache, effort))
     except GpuFault as fault:
         return Measurement(None, None, str(fault))
     assert isinstance(found, Measurement) and found.timing is not None

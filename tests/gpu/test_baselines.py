@@ -83,7 +83,7 @@ class HostDriver:
     def unused(self, *_: object) -> Any:
         raise AssertionError("a baseline has no business here")
 
-    device_name = driver_version = memory_bytes = bus_id = unused
+    device_name = memory_bytes = bus_id = unused
     load = unload = launch = capture = replay_micros = discard = close = unused
 
 

@@ -22,13 +22,11 @@ from lospmm.cli.main import run
 from lospmm.cli.show import show_comparison, show_manifest
 from lospmm.errors import BadRequest, GpuFault, VerificationFailed
 from lospmm.gpu import bench as measure
-from lospmm.gpu import shipped as module
 from lospmm.gpu.bench import Bench
 from lospmm.gpu.compare import Comparison, bound, compare
 from lospmm.gpu.libraries import BASELINES, BaselineTime, VariantTime, baselines_of, cusparselt
 from lospmm.gpu.libraries.work import COMMAND, BaselineTask
 from lospmm.gpu.messages import Measurement, Ready
-from lospmm.gpu.shipped import bench_artifact
 from lospmm.gpu.timing import COPIES_BEHIND, FULL, Effort, Timing
 from lospmm.matrix.csr import SparseMatrix, from_dense
 from lospmm.matrix.npz import write_npz
@@ -123,7 +121,7 @@ class FakeBench:
         return answer
 
     def start(self) -> Ready:
-        return Ready("fake", "NVIDIA H200", (13, 0), 60 << 20, 7, "580.159.04")
+        return Ready("NVIDIA H200", 7, "580.159.04")
 
 
 def measured(micros: float) -> Measurement:
@@ -349,11 +347,10 @@ def kept(matrix: SparseMatrix, cubin: bytes, **changes: Any) -> Artifact:
     return artifact.from_files(files, "here")
 
 
-def test_a_kernel_for_another_gpu_is_refused() -> None:
-    with pytest.raises(
-        BadRequest, match=r"kernel is for h200 \(sm_90\), this GPU is a100 \(sm_80\): tune it for this one"
-    ):
-        bench_artifact(kept(drawn(3, 3, 2), b""), DEVICES["a100"])
+def test_a_kernel_for_another_gpu_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    artifact.write(kept(drawn(3, 3, 2), b""), tmp_path / "kernel")
+    assert run(["bench", str(tmp_path / "kernel"), "--device", "a100"]) == 2
+    assert "kernel is for h200 (sm_90), this GPU is a100 (sm_80): tune it for this one" in capsys.readouterr().err
 
 
 @pytest.fixture
@@ -392,8 +389,8 @@ def test_libraries_are_held_to_what_they_multiply(fake_worker: tuple[str, ...], 
 def on_a_fake_gpu(
     fake_worker: tuple[str, ...], fake_libraries: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Path]:
-    """``bench_artifact`` with a worker on the CPU; gives the folder of a kernel, and its fake libraries."""
-    monkeypatch.setattr(module, "Bench", lambda problem, cache: Bench(problem, cache=cache, command=fake_worker))
+    """``lospmm bench`` with a worker on the CPU; gives the folder of a kernel, and its fake libraries."""
+    monkeypatch.setattr(bench_command, "Bench", lambda problem, cache: Bench(problem, cache=cache, command=fake_worker))
     monkeypatch.setattr(bench_command, "detect_device", lambda: DEVICES["h200"])
     monkeypatch.setenv("LOSPMM_SPUTNIK", str(fake_libraries))
     settings.cache_clear()

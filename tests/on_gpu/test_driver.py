@@ -24,13 +24,12 @@ pytestmark = pytest.mark.gpu
 def test_it_says_what_gpu_it_has(driver: Driver) -> None:
     assert "NVIDIA" in driver.device_name() or "GeForce" in driver.device_name()
     assert driver.device_name().isprintable() and driver.bus_id().isprintable()
-    assert driver.driver_version() >= (12, 0)
     assert 1 << 20 <= driver.l2_bytes() <= 1 << 30
     free, total = driver.memory_bytes()
     assert 0 < free <= total
     assert driver.stream != 0
     assert read_clocks(driver.bus_id()) is not None
-    print(driver.name, driver.device_name(), driver.driver_version(), driver.l2_bytes(), driver.memory_bytes())
+    print(driver.device_name(), driver.l2_bytes(), driver.memory_bytes())
 
 
 def test_memory_is_what_was_put_there(driver: Driver) -> None:
