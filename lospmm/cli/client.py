@@ -10,7 +10,7 @@ from lospmm.settings import settings
 
 if TYPE_CHECKING:
     from lospmm.client.client import Client
-    from lospmm.client.events import LayerProgress
+    from lospmm.client.progress import LayerProgress
 
 
 def open_client(tuning: Tuning) -> "Client":

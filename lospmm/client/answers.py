@@ -1,7 +1,7 @@
 """Answers of the REST service as values: its jobs, and its problems as errors of ``errors.py``."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from types import MappingProxyType
@@ -72,6 +72,7 @@ class LayerJob:
     state: str
     error: ProblemDetails | None
     job: str | None
+    progress: Mapping[str, Count] = field(default_factory=dict)
 
     @property
     def digest(self) -> str | None:
@@ -116,15 +117,6 @@ class NamedKernel:
     """The digest in the answer to a POST of a matrix that has a kernel."""
 
     digest: str
-
-
-def layers_by_digest(job: Job, names: Sequence[str]) -> dict[str, list[str]]:
-    """Group the ``names`` of the layers of a job by the digests of their kernels."""
-    found: dict[str, list[str]] = {}
-    for name, layer in zip(names, job.layers or (), strict=False):
-        if layer.digest is not None:
-            found.setdefault(layer.digest, []).append(name)
-    return found
 
 
 def parsed(kind: type[Answer], answer: httpx2.Response) -> Answer:

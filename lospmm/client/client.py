@@ -23,15 +23,15 @@ from numpy.typing import NDArray
 from lospmm.artifact import artifact
 from lospmm.artifact.artifact import BIAS_FILE, CUBIN_FILE, MATRIX_FILE, SOURCE_FILES, SPACE_FILE, TUNING_FILE
 from lospmm.artifact.manifest import MANIFEST_FILE
-from lospmm.client.answers import Job, JobsPage, NamedKernel, error_of, layers_by_digest, parsed
+from lospmm.client.answers import Job, JobsPage, NamedKernel, error_of, parsed
 from lospmm.client.connection import Connection, Gone
-from lospmm.client.events import Hear, LayerProgress, ignore, layer_stages, stages, tell
-from lospmm.client.queries import columns_query, layer_query, options_query, row_of, row_query
+from lospmm.client.progress import Hear, LayerProgress, ignore, layer_stages, stages
+from lospmm.client.queries import options_query, row_of, row_query
 from lospmm.client.uploads import Biases, ModelWeights, Upload, read_uploads, table_of, upload_of, with_bias
 from lospmm.errors import BadRequest, LospmmError, ServiceFault
-from lospmm.kernel import Kernel
+from lospmm.kernel import Kernel, whole_number
 from lospmm.matrix.readers import MatrixFile
-from lospmm.model.layer_table import ANY, LayerKernel, LayerSpec, LayerTable
+from lospmm.model.layer_table import ANY, LayerKernel, LayerTable
 from lospmm.problem.convolution import Convolution
 from lospmm.problem.weights import Weights, flattened, matrix_and_values
 from lospmm.stages import Progress, silent
@@ -39,8 +39,8 @@ from lospmm.stages import Progress, silent
 Result = TypeVar("Result")
 Given = ParamSpec("Given")
 
-#: Seconds of one long poll for a job whose events do not arrive.
-POLL_SECONDS = 20.0
+#: Seconds between two reports of a job's progress; its end is reported at once.
+POLL_SECONDS = 2.0
 
 #: Seconds between two requests for a job if the service answers at once, as when it is stopping.
 PAUSE_SECONDS = 0.3
@@ -138,10 +138,10 @@ class Client:
         Options other than SERVED_OPTIONS must have their defaults. Raises ServiceFault also if there is no kernel
         within ``timeout_seconds``: the job goes on, and the same call finds it.
         """
-        query = options_query(device, seed, options) | columns_query(n, convolution)
-        query |= layer_query(convolution, relu=relu, residual=residual)
-        file = MatrixFile(*matrix_and_values(flattened(weights, convolution), tensor, seed), "weights")
-        file = LayerSpec(n=query["n"], conv=query.get("conv"), transpose=transpose).file(file)
+        columns = None if n is None else whole_number("n", n)
+        row = replace(row_of(columns, convolution, bias=False, relu=relu, residual=residual), transpose=transpose)
+        query = options_query(device, seed, options) | row_query(row)
+        file = row.file(MatrixFile(*matrix_and_values(flattened(weights, convolution), tensor, seed), "weights"))
         upload = upload_of("weights", file.matrix, file.values)
         if bias is not None:
             upload = with_bias(upload, bias)
@@ -264,21 +264,14 @@ class Client:
             raise ServiceFault(str(error)) from None
 
     def _follow(self, job_id: str, hear: Hear, deadline: float) -> Job:
-        """Wait for a job to end; call ``hear`` once with each of its events."""
-        path, after, is_ended = f"/v1/jobs/{self._told(job_id)}/events", "", False
+        """Wait for a job to end; call ``hear`` with it every POLL_SECONDS."""
+        self._told(job_id)
         while True:
-            heard, last = False, ""
-            for event in self._connection.listen(path, after, deadline):
-                heard, after, last = True, event.id or after, event.kind
-                tell(hear, event.kind, event.data)
-            # Without events the answer comes when the job has ended; with them it should have.
-            waits = 0.0 if heard else max(0.0, min(POLL_SECONDS, deadline - time.monotonic()))
+            waits = max(0.0, min(POLL_SECONDS, deadline - time.monotonic()))
             job = self._job(job_id, waits, deadline + LAST_SECONDS)
-            if job.is_ended and (is_ended or last == "state"):
+            hear(job)
+            if job.is_ended:
                 return job
-            if job.is_ended:  # while the service was away: once more, for what was missed
-                is_ended = True
-                continue
             if time.monotonic() >= deadline:
                 raise ServiceFault(
                     f"{self._connection.url}/v1/jobs/{job_id}: {job.state} when the time was up; the job goes on, and "
@@ -301,9 +294,8 @@ class Client:
         if table is not None:
             files.append(("layers", table_of(uploads, table)))
         job = parsed(Job, self._connection.ask("POST", "/v1/models", params=params, files=files, deadline=deadline))
-        names = layers_by_digest(job, [kernel.name for kernel in kernels])
         if not job.is_ended:
-            job = self._follow(job.id, layer_stages(progress, names), deadline)
+            job = self._follow(job.id, layer_stages(progress, [kernel.name for kernel in kernels]), deadline)
         if job.layers is None or len(job.layers) != len(kernels):
             raise ServiceFault(f"{self._connection.url}: the job {job.id} is not of the layers that were posted")
         found = {}

@@ -9,7 +9,7 @@ import math
 import random
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,25 +37,12 @@ _PASSING = frozenset({429, 502, 503, 504})
 #: Headers of the transfer, not of the content.
 _OF_THE_WAY = frozenset({"content-encoding", "content-length", "transfer-encoding"})
 
-#: Of a stream of events.
-MAX_LINE_CHARACTERS = 1 << 20
-_EVENT_ID = re.compile(r"[!-~]{1,200}")
-
 _KEY = re.compile(r"[!-~]{1,200}")
 _CHECKSUM = re.compile(r'(?:W/)?"([0-9a-f]{64})"')
 
 
 class Gone(ServiceFault):
     """404: the service does not know the job or kernel (any more)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """A server-sent event."""
-
-    id: str
-    kind: str
-    data: str
 
 
 @dataclass(slots=True)
@@ -142,19 +129,6 @@ class Connection:
         headers = [(name, value) for name, value in answer.headers.multi_items() if name not in _OF_THE_WAY]
         return httpx2.Response(answer.status_code, headers=headers, content=bytes(content), request=answer.request)
 
-    def listen(self, path: str, after: str, deadline: float) -> Iterator[Event]:
-        """Yield the events after ``after`` until they end, the connection is lost or the time is up."""
-        headers = {"Accept": "text/event-stream", **({"Last-Event-ID": after} if after else {})}
-        still_seconds = min(STILL_SECONDS, max(1.0, deadline - time.monotonic()))
-        timeout = httpx2.Timeout(still_seconds, connect=CONNECT_SECONDS)
-        try:
-            with self._http.stream("GET", path, headers=headers, timeout=timeout) as answer:
-                if answer.status_code != 200 or not _is_stream(answer):
-                    return
-                yield from _events(answer, deadline)
-        except (httpx2.TransportError, httpx2.DecodingError):  # whoever listens asks for the job, which says more
-            return
-
     def _wait(self, tries: _Tries, reason: str, answer: httpx2.Response | None = None) -> None:
         """Wait until the next try. Raises ServiceFault after enough of them."""
         patience = self._patience_seconds if self._has_answered else min(STRANGER_SECONDS, self._patience_seconds)
@@ -199,34 +173,6 @@ def _authorization(key: str | None) -> dict[str, str]:
     if not _KEY.fullmatch(key):
         raise BadRequest("the API key is not one: `lospmm keys add` prints them, letters and digits without spaces")
     return {"Authorization": f"Bearer {key}"}
-
-
-def _events(answer: httpx2.Response, deadline: float) -> Iterator[Event]:
-    """Yield server-sent events until the deadline, which httpx2's reader ignores during keep-alives."""
-    fields: dict[str, str] = {}
-    for line in _lines(answer, deadline):
-        name, colon, value = line.partition(":")
-        if name and colon:  # each field is one line in a stream of the service
-            fields[name] = value.removeprefix(" ")
-        elif not line and fields:
-            named = fields.get("id", "")
-            event_id = named if _EVENT_ID.fullmatch(named) else ""  # it is sent back in a header
-            yield Event(event_id, fields.get("event", "message"), fields.get("data", ""))
-            fields = {}
-
-
-def _lines(answer: httpx2.Response, deadline: float) -> Iterator[str]:
-    """Yield lines until the deadline, or until one is longer than any of an event."""
-    rest = ""
-    for part in answer.iter_text():
-        if time.monotonic() > deadline or len(rest) > MAX_LINE_CHARACTERS:
-            return
-        *lines, rest = (rest + part).split("\n")
-        yield from (line.removesuffix("\r") for line in lines)
-
-
-def _is_stream(answer: httpx2.Response) -> bool:
-    return answer.headers.get("content-type", "").startswith("text/event-stream")
 
 
 def _is_whole(answer: httpx2.Response) -> bool:

@@ -6,7 +6,7 @@ from typing import Any
 from lospmm.kernel import whole_number
 from lospmm.model.layer_table import LayerSpec
 from lospmm.problem.convolution import Convolution, written
-from lospmm.problem.problem import check_columns, columns_of
+from lospmm.problem.problem import columns_of
 from lospmm.tuning.options import SERVED_OPTIONS, Options, check_served, options_of
 
 
@@ -24,12 +24,6 @@ def options_query(device: str, seed: int, options: Mapping[str, Any]) -> dict[st
     return {"device": str(device), "seed": whole_number("seed", seed), **served}
 
 
-def columns_query(n: int | None, convolution: Convolution | None) -> dict[str, Any]:
-    """Return the parameter n. Raises BadRequest."""
-    check_columns(columns := whole_number("n", columns_of(n, convolution)))
-    return {"n": columns}
-
-
 def row_of(
     n: int | Iterable[int] | None, convolution: Convolution | None, *, bias: bool, relu: bool, residual: bool
 ) -> LayerSpec:
@@ -44,13 +38,6 @@ def row_of(
 
 
 def row_query(row: LayerSpec) -> dict[str, Any]:
-    """Return the parameters of a layer, of its row of a layer table."""
-    own = {name: value for name, value in row.given.items() if name in ("dtype", "sums", "families")}
-    n = ",".join(str(one.columns) for one in row.each)
-    return {"n": n} | layer_query(row.convolution, relu=row.relu, residual=row.residual) | own
-
-
-def layer_query(convolution: Convolution | None, *, relu: bool, residual: bool) -> dict[str, Any]:
-    """Return the parameters of a layer, empty for a plain product: an older service lacks them."""
-    window = {} if convolution is None else {"conv": written(convolution)}
-    return {**window, **({"relu": True} if relu else {}), **({"residual": True} if residual else {})}
+    """Return the parameters of a layer, of its row of a layer table; those with their defaults are left out."""
+    given = {name: value for name, value in row.given.items() if name not in ("n", "groups", "transpose", "bias")}
+    return {"n": ",".join(str(one.columns) for one in row.each)} | given

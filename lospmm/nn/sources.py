@@ -7,7 +7,7 @@ import torch
 
 from lospmm import client
 from lospmm.artifact import kept
-from lospmm.client.events import LayerProgress
+from lospmm.client.progress import LayerProgress
 from lospmm.errors import BadRequest
 from lospmm.gpu.detect import device_of
 from lospmm.kernel import Kernel

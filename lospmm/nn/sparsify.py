@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 from torch import nn
 
-from lospmm.client.events import LayerProgress
+from lospmm.client.progress import LayerProgress
 from lospmm.errors import BadRequest
 from lospmm.matrix.limit import MIN_SPARSITY, check_limit
 from lospmm.nn.calling import Called, calling_of

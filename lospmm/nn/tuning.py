@@ -6,7 +6,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from lospmm.client.events import LayerProgress
+from lospmm.client.progress import LayerProgress
 from lospmm.errors import LospmmError, Unsupported
 from lospmm.kernel import Kernel
 from lospmm.nn.site import Site

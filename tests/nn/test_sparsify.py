@@ -15,7 +15,7 @@ from torch import nn  # noqa: E402
 from torch.nn.utils import parametrize, prune  # noqa: E402
 
 import lospmm.nn  # noqa: E402
-from lospmm.client.events import LayerProgress  # noqa: E402
+from lospmm.client.progress import LayerProgress  # noqa: E402
 from lospmm.errors import BadRequest, NothingFits  # noqa: E402
 from lospmm.kernel import Kernel  # noqa: E402
 from lospmm.matrix.csr import from_dense  # noqa: E402

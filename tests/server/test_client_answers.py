@@ -11,7 +11,9 @@ from typing import Any, ClassVar
 import pytest
 
 from lospmm.client import connection
+from lospmm.client.answers import Count, Job, LayerJob
 from lospmm.client.client import Client
+from lospmm.client.progress import layer_stages
 from lospmm.errors import BadRequest, ServiceFault
 from tests.server.client_tools import client_of, threaded
 from tests.server.conftest import weights
@@ -54,7 +56,6 @@ def dripping(piece: bytes) -> Iterator[bytes]:
 
 
 JSON = {"content-type": "application/json"}
-EVENTS = {"content-type": "text/event-stream"}
 
 
 def a_job(**changed: object) -> tuple[int, dict[str, str], list[bytes]]:
@@ -81,12 +82,9 @@ def test_no_answer_is_waited_for_beyond_the_time(posted: Any) -> None:
     assert len(asked) < 10
 
 
-def test_events_without_an_end_are_not_waited_for_beyond_the_time() -> None:
-    def told(path: str) -> Any:
-        return (200, EVENTS, dripping(b"x")) if path.endswith("events") else a_job()
-
+def test_a_job_without_an_end_is_not_waited_for_beyond_the_time() -> None:
     late = pytest.raises(ServiceFault, match="queued when the time was up")
-    with answering(told) as port, client_of(port) as client, late:
+    with answering(lambda _: a_job()) as port, client_of(port) as client, late:
         client.tune(weights(), 64, timeout_seconds=0.3)
 
 
@@ -100,23 +98,6 @@ def test_nobody_asks_before_the_time_that_a_service_says(seconds: int, monkeypat
     assert len(slept) == 3
     assert all(seconds <= pause <= 1.5 for pause in slept)
     assert slept[0] < slept[2] or seconds, "it waits longer each time where the service says nothing"
-
-
-@pytest.mark.parametrize(
-    "events",
-    [
-        (200, {**EVENTS, "content-encoding": "gzip"}, [b"not gzip"]),
-        (200, EVENTS, ["id: \u20ac\nevent: progress\ndata: {}\n\n".encode()]),
-        (200, EVENTS, [b"data: " + b"[" * 200_000 + b"\n\n"]),
-    ],
-)
-def test_events_that_are_none_are_passed_over(events: Any) -> None:
-    def told(path: str) -> Any:
-        return events if path.endswith("events") else a_job()
-
-    late = pytest.raises(ServiceFault, match="queued when the time was up")
-    with answering(told) as port, client_of(port) as client, late:
-        client.tune(weights(), 64, timeout_seconds=0.3)
 
 
 @pytest.mark.parametrize("named", ["\u0001\n", "../../x", ""])
@@ -153,3 +134,22 @@ def test_an_environment_that_does_not_work_is_said(name: str, value: str, monkey
 def test_a_host_that_cannot_be_is_no_address(host: str) -> None:
     with pytest.raises(BadRequest, match="the address of the service"):
         Client(f"http://{host}")
+
+
+def test_each_step_of_a_layer_is_told_once() -> None:
+    def job(*layers: tuple[str, dict[str, Count]]) -> Job:
+        rows = [
+            LayerJob(name, state, None, None, progress) for name, (state, progress) in zip("ab", layers, strict=True)
+        ]
+        return Job("", "model", None, "running", 1, None, None, None, None, None, layers=tuple(rows))
+
+    told: list[tuple[str, str, int, int]] = []
+    hear = layer_stages(lambda *step: told.append(step), ["fc@8", "fc@64"])
+    begun, whole = {"compile": Count(1, 3)}, {"compile": Count(3, 3), "verify": Count(1, 1)}
+    for one in (("queued", {}), ("running", begun), ("running", begun), ("succeeded", whole), ("succeeded", whole)):
+        hear(job(one, ("queued", {})))
+    hear(job(("succeeded", whole), ("cancelled", {})))
+    assert told == [
+        ("fc@8", "running", 1, 1), ("fc@8", "compile", 1, 3), ("fc@8", "compile", 1, 1), ("fc@8", "verify", 1, 1),
+        ("fc@8", "succeeded", 1, 1), ("fc@64", "cancelled", 1, 1),
+    ]  # fmt: skip

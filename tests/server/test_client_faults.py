@@ -2,7 +2,6 @@
 
 import hashlib
 import signal
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -161,24 +160,6 @@ def test_a_service_that_sends_something_else_is_not_believed(client: Client) -> 
             with pytest.raises(ServiceFault, match=says):
                 fooled.tune(weights(), 64, device="h200")
     assert hashlib.sha256(other.cubin).hexdigest() == other.manifest["cubin_sha256"]
-
-
-def test_without_events_the_job_is_asked_for(slow_toolkit: SlowToolkit) -> None:
-    """A proxy that knows no streams."""
-    asked = threading.Event()
-
-    with served() as port, in_background() as submit, client_of(port) as client:
-        listen = client._connection.listen
-
-        def refused(path: str, after: str, deadline: float) -> Iterator[connection.Event]:
-            asked.set()
-            return listen(path + "/none", after, deadline)  # 404
-
-        client._connection.listen = refused  # type: ignore[method-assign]
-        done = submit(client.tune, weights(), 64, **SLOW)
-        assert asked.wait(120)
-        slow_toolkit.gate.touch()
-        assert done.result(timeout=300).manifest["n"] == 64
 
 
 def test_a_kernel_that_was_lost_there_is_tuned_again(client: Client) -> None:
