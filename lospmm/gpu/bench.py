@@ -17,7 +17,7 @@ from typing import Self
 from lospmm.codegen.emission import Emission
 from lospmm.errors import GpuFault
 from lospmm.gpu.gate import CHECK_ENTRY, REGISTERS, gate_source
-from lospmm.gpu.messages import CacheState, Measure, Measurement, Prepare, Ready
+from lospmm.gpu.messages import Answer, CacheState, Measure, Measurement, Prepare, Ready
 from lospmm.gpu.process import WORKER, WorkerLost, WorkerProcess
 from lospmm.gpu.timing import BRIEF, FULL, Effort, Timing
 from lospmm.problem.accuracy import tolerance_of, weights_held_to
@@ -103,12 +103,11 @@ class Bench:
         Raises GpuFault where no worker can be started (no GPU, not enough memory), ToolchainFault where the gate
         cannot be compiled, and CancelledError.
         """
-        try:
-            value = self._ask("measure", self._task(cubin, entry, launch, effort))
-        except _Failed as failed:
-            return Measurement(None, None, str(failed), is_lost=failed.is_lost)
-        assert isinstance(value, Measurement)
-        return value
+        answer = self._ask("measure", self._task(cubin, entry, launch, effort))
+        if answer.fault is not None:
+            return Measurement(None, None, answer.fault, is_lost=answer.is_lost)
+        assert isinstance(answer.value, Measurement)
+        return answer.value
 
     def begin(self, cubin: Path, entry: str, launch: Launch, *, effort: Effort = FULL) -> None:
         """Have the worker begin with the next ``measure`` request, so that the GPU does not idle.
@@ -125,10 +124,10 @@ class Bench:
 
     def request(self, command: str, task: object) -> object:
         """Return the value of another command of ``worker.COMMANDS``. Raises GpuFault with its reason."""
-        try:
-            return self._ask(command, task)
-        except _Failed as failed:
-            raise GpuFault(f"{command}: {failed}") from None
+        answer = self._ask(command, task)
+        if answer.fault is not None:
+            raise GpuFault(f"{command}: {answer.fault}")
+        return answer.value
 
     def open(self) -> None:
         """Start a worker, unless one is running, and compile the gate, without waiting for either.
@@ -148,8 +147,8 @@ class Bench:
         assert self.ready is not None
         return self.ready
 
-    def _ask(self, command: str, task: object) -> object:
-        """Ask the worker. Raises _Failed where it answers with a fault, or not at all."""
+    def _ask(self, command: str, task: object) -> Answer:
+        """Return the worker's answer, a fault if it gave none."""
         if command != "measure" or task != self._begun:
             self._drop_begun()
         begun, self._begun = self._begun, None
@@ -160,15 +159,13 @@ class Bench:
             answer = worker.receive(self._cancel)
         except WorkerLost as lost:
             self._worker = None
-            raise _Failed(str(lost), is_lost=True) from None
+            return Answer(fault=str(lost), is_lost=True)
         except BaseException:
             self._worker = None
             raise
         if not answer.healthy:
             self.close()
-        if answer.fault is not None:
-            raise _Failed(answer.fault)
-        return answer.value
+        return answer
 
     @property
     def _seconds(self) -> float:
@@ -217,14 +214,6 @@ class Bench:
             if is_new:
                 raise GpuFault(answer.fault)
         return self._worker
-
-
-class _Failed(Exception):
-    """A request that failed in the worker, and why; ``is_lost``: the worker gave no answer."""
-
-    def __init__(self, why: str, *, is_lost: bool = False) -> None:
-        super().__init__(why)
-        self.is_lost = is_lost
 
 
 def compile_gate(arch: str) -> bytes:

@@ -141,21 +141,18 @@ def compare(
     """
     taken = () if bench.problem.convolution is not None else baselines_of(bench.problem.dtype, bench.problem.values)
     names = [name for name in names if name in taken]
-    total = len(names) + 3
-    progress("compare", 0, total)
-    timed = [_time(bench, kernel, effort)]
+    half = len(names) // 2
+    turns = [None, *names[:half], None, *names[half:], None]  # None: the kernel itself
+    timed: list[tuple[Timing, float, Clocks | None]] = []
     baselines: dict[str, BaselineTime] = {}
-    for done, name in enumerate(names, start=1):
-        progress("compare", done, total)
-        if done == len(names) // 2 + 1:
+    for done, name in enumerate(turns):
+        progress("compare", done, len(turns))
+        if name is None:
             timed.append(_time(bench, kernel, effort))
-        task = BaselineTask(name, bench.cache, sputnik, effort, is_searched)
-        found = known.get(name)
-        baselines[name] = _time_baseline(bench, task) if found is None else found
-    if len(timed) == 1:
-        timed.append(_time(bench, kernel, effort))
-    progress("compare", total - 1, total)
-    timed.append(_time(bench, kernel, effort))
+        elif name in known:
+            baselines[name] = known[name]
+        else:
+            baselines[name] = _time_baseline(bench, BaselineTask(name, bench.cache, sputnik, effort, is_searched))
     progress("compare", 1, 1)
     timings = sorted(timing for timing, _, _ in timed)
     ready = bench.start()

@@ -6,21 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from lospmm.errors import BadRequest
-from lospmm.problem.device import DEVICES, DeviceSpec, find_device
-
-#: The driver's names of the GPUs of the device table (cuDeviceGetName; older drivers leave "NVIDIA" out).
-DRIVER_NAMES = {
-    "Tesla V100-SXM2-16GB": "v100",
-    "GeForce RTX 2080 Ti": "rtx2080ti",
-    "A100-SXM4-80GB": "a100",
-    "GeForce RTX 3090": "rtx3090",
-    "L40S": "l40s",
-    "GeForce RTX 4090": "rtx4090",
-    "H100 80GB HBM3": "h100",
-    "H100 PCIe": "h100-pcie",
-    "H200": "h200",
-    "B200": "b200",
-}
+from lospmm.problem.device import DEVICES, DRIVER_NAMES, DeviceSpec, find_device
 
 #: File with the version of NVIDIA's driver for Linux.
 DRIVER_VERSION_FILE = Path("/proc/driver/nvidia/version")

@@ -116,6 +116,7 @@ class Answer:
     fault: str | None = None
     is_disk: bool = False  # the fault is a DiskFault
     healthy: bool = True
+    is_lost: bool = False  # the worker gave none
 
 
 def channel() -> tuple[BinaryIO, BinaryIO]:

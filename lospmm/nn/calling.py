@@ -5,10 +5,9 @@ dense convolutions of a network run ``channels_last``. Layers that are faster on
 """
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -30,22 +29,11 @@ class Calling:
     captured: bool
 
 
-#: Ways by the ``called`` of ``sparsify_``.
-CALLINGS: Mapping[str, Calling] = MappingProxyType(
-    {
-        "eager": Calling(compiled=False, captured=False),
-        "graph": Calling(compiled=False, captured=True),
-        "compiled": Calling(compiled=True, captured=False),
-        "compiled_graph": Calling(compiled=True, captured=True),
-    }
-)
-
-
 def calling_of(called: str) -> Calling:
-    """Return the way with this name; raises BadRequest."""
-    if called not in CALLINGS:
-        raise BadRequest(f"called {called!r:.80}: choose {', '.join(CALLINGS)}")
-    return CALLINGS[called]
+    """Return the way of this ``called`` of ``sparsify_``; raises BadRequest."""
+    if called not in (ways := get_args(Called)):
+        raise BadRequest(f"called {called!r:.80}: choose {', '.join(ways)}")
+    return Calling(compiled=called.startswith("compiled"), captured=called.endswith("graph"))
 
 
 def apart(call: Callable[..., Any], *, fullgraph: bool = False) -> Callable[..., Any]:

@@ -96,17 +96,16 @@ CHECKS: tuple[Check, ...] = (
 )
 
 
-def _known() -> dict[str, DeviceSpec]:
-    """Return the GPUs of devices.toml, by name."""
-    read = tomllib.loads(Path(__file__).with_name("devices.toml").read_text("utf-8"))
-    products: dict[str, dict[str, Any]] = read["device"]
-    return {
-        name: DeviceSpec(**{**read["every"], **read["arch"][own["arch"]], "name": name, **own})
-        for name, own in products.items()
-    }
+_READ = tomllib.loads(Path(__file__).with_name("devices.toml").read_text("utf-8"))
 
+#: The GPUs of devices.toml, by name.
+DEVICES: Mapping[str, DeviceSpec] = {
+    name: DeviceSpec(**{**_READ["every"], **_READ["arch"][own["arch"]], "name": name, **own})
+    for name, own in _READ["device"].items()
+}
 
-DEVICES: Mapping[str, DeviceSpec] = _known()
+#: Their names by those that the driver has for them.
+DRIVER_NAMES: Mapping[str, str] = _READ["driver_names"]
 
 _MAY_BE_ZERO = ("reserved_registers", "reserved_shared_bytes", "tf32_flops", "fp16_flops", "bf16_flops")
 

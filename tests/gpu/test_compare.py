@@ -150,7 +150,14 @@ def test_the_kernel_comes_before_among_and_after_the_libraries() -> None:
     assert fake.asked == ["kernel", tasks[0], "kernel", tasks[1], "kernel"]
     assert (found.micros, found.noise) == (20.0, pytest.approx(2 / 19))  # the median, and how far they are apart
     assert (found.gpu, found.copies, found.clocks, found.max_relative_error) == ("NVIDIA H200", 7, CLOCKS, 3e-7)
-    assert steps == [("compare", 0, 5), ("compare", 1, 5), ("compare", 2, 5), ("compare", 4, 5), ("compare", 1, 1)]
+    assert steps == [
+        ("compare", 0, 5),
+        ("compare", 1, 5),
+        ("compare", 2, 5),
+        ("compare", 3, 5),
+        ("compare", 4, 5),
+        ("compare", 1, 1),
+    ]
 
 
 def test_no_library_takes_a_convolution() -> None:
