@@ -41,16 +41,16 @@ COMMANDS = {
         "Count the tile sizes that each constraint removes, and those that are left to `lospmm tune`.",
     ),
     "inspect": Command(
-        "inspect:inspect", "Show what a kernel's folder holds; check its cubin, matrix and bias against the manifest."
+        "kernels:inspect", "Show what a kernel's folder holds; check its cubin, matrix and bias against the manifest."
     ),
     "replay": Command(
-        "inspect:replay", "Make the choice of a kernel again from its log, without a GPU; exit status 5 if it differs."
+        "kernels:replay", "Make the choice of a kernel again from its log, without a GPU; exit status 5 if it differs."
     ),
     "verify": Command(
-        "verify:verify", "Build a folder's kernels anew and compare the bytes; exit status 5 if they differ."
+        "kernels:verify", "Build a folder's kernels anew and compare the bytes; exit status 5 if they differ."
     ),
     "join": Command(
-        "join:join",
+        "kernels:join",
         "Put the kernels of one matrix for several N, tuned with --memory low, into one cubin that has A once.",
     ),
     "bench": Command("bench:bench", "Time a kernel beside cuSPARSE and cuBLAS on this machine's GPU."),
