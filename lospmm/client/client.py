@@ -14,8 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
-from types import TracebackType
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,7 +36,6 @@ from lospmm.problem.weights import Weights, flattened, matrix_and_values
 from lospmm.stages import Progress, silent
 
 Result = TypeVar("Result")
-Given = ParamSpec("Given")
 
 #: Seconds between two reports of a job's progress; its end is reported at once.
 POLL_SECONDS = 2.0
@@ -72,16 +70,6 @@ class LayerResult:
     n: int | None = None
 
 
-def _listed(method: Callable[Given, Iterator[LayerResult]]) -> Callable[Given, list[LayerResult]]:
-    """Return a method with the same parameters that returns a list."""
-
-    @wraps(method)
-    def listed(*arguments: Given.args, **options: Given.kwargs) -> list[LayerResult]:
-        return list(method(*arguments, **options))
-
-    return listed
-
-
 class Client:
     """A client of the service at ``url``; ``key`` is its API key, if it needs one.
 
@@ -104,9 +92,7 @@ class Client:
         """Return the client."""
         return self
 
-    def __exit__(
-        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Close the client."""
         self.close()
 
@@ -206,7 +192,10 @@ class Client:
         for layer, reason in posted.skipped.items():
             yield LayerResult(layer, skipped=reason)
 
-    tune_model = _listed(each_layer)
+    @wraps(each_layer)
+    def tune_model(self, *arguments: Any, **options: Any) -> list[LayerResult]:
+        """Return the results of ``each_layer`` as a list."""
+        return list(self.each_layer(*arguments, **options))
 
     def kernel(self, digest: str) -> Kernel:
         """Fetch a finished kernel, and check every byte of its files.

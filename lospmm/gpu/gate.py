@@ -108,7 +108,7 @@ def _passed_before(driver: Driver, gate: Gate, operands: DeviceOperands, problem
     A library's product has its own results: it has no epilogue.
     """
     for one in gate.passed:
-        if one.problem is problem and not _different(driver, gate, operands, operands.c[copy], one.address):
+        if one.problem is problem and not count_different(driver, gate, operands, operands.c[copy], one.address):
             gate.passed.remove(one)
             gate.passed.insert(0, one)
             return one
@@ -142,13 +142,8 @@ def _checked(driver: Driver, gate: Gate, operands: DeviceOperands, problem: Prep
     return _verdict(driver, operands, problem, keys, copy)
 
 
-def count_different(driver: Driver, gate: Gate, operands: DeviceOperands, copies: tuple[int, int]) -> int:
-    """Return in how many elements two copies of C differ, bit by bit."""
-    one, other = (operands.c[copy] for copy in copies)
-    return _different(driver, gate, operands, one, other)
-
-
-def _different(driver: Driver, gate: Gate, operands: DeviceOperands, one: int, other: int) -> int:
+def count_different(driver: Driver, gate: Gate, operands: DeviceOperands, one: int, other: int) -> int:
+    """Return in how many elements the copies of C at two addresses differ, bit by bit."""
     driver.fill(operands.worst, 0, 2)
     count = operands.m * operands.n
     size = np.uint32(operands.dtype.element_bytes)

@@ -75,7 +75,7 @@ def measure(bench: Workbench, task: Measure) -> Measurement:
         error = max(error, after.max_relative_error)
     else:
         enqueue(last)
-    if different := count_different(driver, bench.gate, operands, (0, last)):
+    if different := count_different(driver, bench.gate, operands, operands.c[0], operands.c[last]):
         return _refused(bench, GateVerdict(error, f"two runs differ in {different} elements"))
     return Measurement(timing, error, None, clocks)
 

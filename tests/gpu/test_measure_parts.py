@@ -159,7 +159,7 @@ def test_differing_elements_are_counted(library: Path, m: int, n: int, changed: 
     one[:] = other[:] = rng.random(m * n)
     places = rng.choice(m * n, size=min(changed, m * n), replace=False)
     other[places] *= -1
-    assert gate.count_different(driver, loaded(driver), place, (0, 1)) == len(places)
+    assert gate.count_different(driver, loaded(driver), place, place.c[0], place.c[1]) == len(places)
 
 
 def test_nothing_is_left_of_the_last_result(library: Path) -> None:

@@ -66,7 +66,7 @@ def test_the_gate_agrees_with_verify(driver: Driver, m: int, k: int, n: int) -> 
     assert verdict.failure is None
     last = place.copies - 1
     assert gate.run_and_check(driver, checks, place, task, enqueue, copy=last).failure is None
-    assert gate.count_different(driver, checks, place, (0, last)) == 0
+    assert gate.count_different(driver, checks, place, place.c[0], place.c[last]) == 0
     b, c = np.empty((k, n), dtype=np.float32), np.empty((m, n), dtype=np.float32)
     driver.download(b, place.b[0])
     driver.download(c, place.c[0])
@@ -77,7 +77,7 @@ def test_the_gate_agrees_with_verify(driver: Driver, m: int, k: int, n: int) -> 
         assert verdict.max_relative_error == pytest.approx(exact, rel=1e-6)
     driver.fill(place.c[last] + 4 * (m * n - 1), 0x3F800000, 1)
     driver.synchronize()
-    different = gate.count_different(driver, checks, place, (0, last))
+    different = gate.count_different(driver, checks, place, place.c[0], place.c[last])
     assert different == (last != 0)
 
 

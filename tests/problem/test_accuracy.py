@@ -178,7 +178,7 @@ def test_differing_elements_of_16_bits_are_counted(library: Path, m: int, n: int
     one[:] = other[:] = rng.integers(0, 1 << 15, size=m * n)
     places = rng.choice(m * n, size=min(changed, m * n), replace=False)
     other[places] += 1
-    assert gate.count_different(driver, gate.load_gate(driver, b"gate"), place, (0, 1)) == len(places)
+    assert gate.count_different(driver, gate.load_gate(driver, b"gate"), place, place.c[0], place.c[1]) == len(places)
 
 
 @pytest.mark.parametrize(("name", "storage"), [("float16", 1), ("bfloat16", 2)])
