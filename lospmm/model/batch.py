@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Self, TypeVar
+from typing import TypeVar
 
 from lospmm.artifact import artifact
 from lospmm.errors import BadMatrix, LospmmError
@@ -43,14 +43,23 @@ def tune_here(folder: ModelFolder, batch: Batch, gpu: DeviceSpec, *, store: Stor
     with ExitStack() as stack:
         session = stack.enter_context(Session(settings().workers))
         here = _Here(folder, partial(batch.request, gpu), store, session)
-        endings = stack.enter_context(_Endings())
+        endings = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="ending"))
         reader = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="next layer"))
         wanted = _wanted(batch)
         coming = deque([reader.submit(_next_of, wanted, here, is_first=True)])
+        before: tuple[str | None, Future[None]] | None = None
         while (asked := coming.popleft().result()) is not None:
             coming.extend(reader.submit(_next_of, wanted, here) for _ in range(AHEAD - len(coming)))
+            digest = asked.digest
+            if before is not None and digest is not None and digest == before[0]:
+                before[1].result()  # an equal layer, whose kernel is not in the store yet
             with watch(asked.kernel) as progress:
-                _tune(asked, here, endings, progress)
+                ending = _tune(asked, here, progress)
+            if before is not None:
+                before[1].result()
+            before = digest, endings.submit(ending)
+        if before is not None:
+            before[1].result()
 
 
 def join_layers(folder: ModelFolder, batch: Batch, *, store: Store, heard: Callable[[str], None]) -> None:
@@ -104,6 +113,11 @@ class _Asked:
     kernel: LayerKernel
     request: Request | LospmmError | str
 
+    @property
+    def digest(self) -> str | None:
+        """The digest of the request, if it is one."""
+        return self.request.digest if isinstance(self.request, Request) else None
+
 
 def _next_of(wanted: Iterator[Wanted], here: _Here, *, is_first: bool = False) -> _Asked | None:
     """Read the next layer and, except the first, start its preparation. Returns None after the last."""
@@ -123,50 +137,17 @@ def _next_of(wanted: Iterator[Wanted], here: _Here, *, is_first: bool = False) -
     return _Asked(kernel, request)
 
 
-class _Endings:
-    """Work on layers that no longer need the GPU, done in order while the next layer has it."""
-
-    def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="ending")
-        self._last: Future[None] | None = None
-        self._digest: str | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        try:
-            self.wait()
-        finally:
-            self._thread.shutdown()
-
-    def add(self, digest: str | None, ending: Callable[[], None]) -> None:
-        """Queue ``ending`` for a layer of that digest. Raises what an earlier one has raised."""
-        self.wait()
-        self._last, self._digest = self._thread.submit(ending), digest
-
-    def wait(self, digest: str | None = None) -> None:
-        """Wait until all is done, or everything with this digest. Raises as ``add``."""
-        if self._last is not None and digest in (None, self._digest):
-            last, self._last = self._last, None
-            last.result()
-
-
-def _tune(asked: _Asked, here: _Here, endings: _Endings, progress: Progress) -> None:
-    """Tune a kernel until the GPU is free again; ``endings`` does the rest, and the report."""
+def _tune(asked: _Asked, here: _Here, progress: Progress) -> Callable[[], None]:
+    """Tune a kernel until the GPU is free again; return the rest of the work, and the report."""
     folder, kernel, request = here.folder, asked.kernel, asked.request
     if isinstance(request, LospmmError):
-        endings.add(None, partial(folder.fail, kernel, None, request))
-        return
+        return partial(folder.fail, kernel, None, request)
     if isinstance(request, str):
-        endings.add(None, partial(folder.skip, kernel.layer, request))
-        return
+        return partial(folder.skip, kernel.layer, request)
     digest = request.digest
-    endings.wait(digest)  # an equal layer, whose kernel is not in the store yet
     try:
         if (held := folder.held(kernel, digest)) is not None:
-            endings.add(digest, partial(folder.succeed, kernel, digest, held))
-            return
+            return partial(folder.succeed, kernel, digest, held)
         artifact.check_target(folder.path(kernel))
         if (failure := here.failures.get(digest)) is not None:
             raise failure
@@ -174,8 +155,7 @@ def _tune(asked: _Asked, here: _Here, endings: _Endings, progress: Progress) -> 
             here, digest, lambda: jobs.chosen(request, store=here.store, progress=progress, session=here.session)
         )
     except LospmmError as error:
-        endings.add(digest, partial(folder.fail, kernel, digest, error))
-        return
+        return partial(folder.fail, kernel, digest, error)
 
     def ending() -> None:
         try:
@@ -183,7 +163,7 @@ def _tune(asked: _Asked, here: _Here, endings: _Endings, progress: Progress) -> 
         except LospmmError as error:
             folder.fail(kernel, digest, error)
 
-    endings.add(digest, ending)
+    return ending
 
 
 def _remembered(here: _Here, digest: str, work: Callable[[], Done]) -> Done:
