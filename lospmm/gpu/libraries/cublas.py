@@ -18,6 +18,7 @@ from lospmm.gpu.libraries.library import (
     REAL,
     WORKSPACE_BYTES,
     Enqueue,
+    Int,
     Library,
     LibraryFault,
     LibraryTask,
@@ -58,28 +59,9 @@ TYPES: Mapping[str, tuple[type, ...]] = {
     "cublasGetVersion_v2": (Pointer, Out),
     "cublasSetStream_v2": (Pointer, Pointer),
     "cublasSetWorkspace_v2": (Pointer, Pointer, ctypes.c_size_t),
-    "cublasSetMathMode": (Pointer, ctypes.c_int),
-    "cublasGemmEx": (
-        Pointer,  # handle
-        ctypes.c_int,  # transa
-        ctypes.c_int,  # transb
-        ctypes.c_int,  # m
-        ctypes.c_int,  # n
-        ctypes.c_int,  # k
-        Pointer,  # alpha
-        Pointer,  # A
-        ctypes.c_int,  # Atype
-        ctypes.c_int,  # lda
-        Pointer,  # B
-        ctypes.c_int,  # Btype
-        ctypes.c_int,  # ldb
-        Pointer,  # beta
-        Pointer,  # C
-        ctypes.c_int,  # Ctype
-        ctypes.c_int,  # ldc
-        ctypes.c_int,  # computeType
-        ctypes.c_int,  # algo
-    ),
+    "cublasSetMathMode": (Pointer, Int),
+    # handle, transa, transb, m, n, k, alpha, A, Atype, lda, B, Btype, ldb, beta, C, Ctype, ldc, computeType, algo
+    "cublasGemmEx": (Pointer, *(Int,) * 5, Pointer, *(Pointer, Int, Int) * 2, Pointer, Pointer, *(Int,) * 4),
 }
 
 

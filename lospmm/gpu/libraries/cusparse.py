@@ -15,6 +15,8 @@ import numpy as np
 from lospmm.gpu.libraries.library import (
     REAL,
     Buffers,
+    Int,
+    Int64,
     Library,
     LibraryFault,
     LibraryTask,
@@ -40,47 +42,18 @@ INDEX_32I = 2  # CUSPARSE_INDEX_32I
 BASE_ZERO = 0  # CUSPARSE_INDEX_BASE_ZERO
 COMPUTE_32F = REAL["float32"]
 
-_SPMM = (
-    Pointer,  # handle
-    ctypes.c_int,  # opA
-    ctypes.c_int,  # opB
-    Pointer,  # alpha
-    Pointer,  # matA
-    Pointer,  # matB
-    Pointer,  # beta
-    Pointer,  # matC
-    ctypes.c_int,  # computeType
-    ctypes.c_int,  # alg
-)
+# handle, opA, opB, alpha, matA, matB, beta, matC, computeType, alg
+_SPMM = (Pointer, Int, Int, *(Pointer,) * 5, Int, Int)
 
 TYPES: Mapping[str, tuple[type, ...]] = {
     "cusparseCreate": (Out,),
     "cusparseDestroy": (Pointer,),
     "cusparseGetVersion": (Pointer, Out),
     "cusparseSetStream": (Pointer, Pointer),
-    "cusparseCreateCsr": (
-        Out,
-        ctypes.c_int64,  # rows
-        ctypes.c_int64,  # cols
-        ctypes.c_int64,  # nnz
-        Pointer,  # csrRowOffsets
-        Pointer,  # csrColInd
-        Pointer,  # csrValues
-        ctypes.c_int,  # csrRowOffsetsType
-        ctypes.c_int,  # csrColIndType
-        ctypes.c_int,  # idxBase
-        ctypes.c_int,  # valueType
-    ),
+    # rows, cols, nnz, csrRowOffsets, csrColInd, csrValues, csrRowOffsetsType, csrColIndType, idxBase, valueType
+    "cusparseCreateCsr": (Out, *(Int64,) * 3, *(Pointer,) * 3, *(Int,) * 4),
     "cusparseDestroySpMat": (Pointer,),
-    "cusparseCreateDnMat": (
-        Out,
-        ctypes.c_int64,  # rows
-        ctypes.c_int64,  # cols
-        ctypes.c_int64,  # ld
-        Pointer,  # values
-        ctypes.c_int,  # valueType
-        ctypes.c_int,  # order
-    ),
+    "cusparseCreateDnMat": (Out, *(Int64,) * 3, Pointer, Int, Int),  # rows, cols, ld, values, valueType, order
     "cusparseDestroyDnMat": (Pointer,),
     "cusparseSpMM_bufferSize": (*_SPMM, Out),
     "cusparseSpMM_preprocess": (*_SPMM, Pointer),

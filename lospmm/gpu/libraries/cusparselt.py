@@ -20,6 +20,8 @@ from lospmm.gpu.libraries.cublas import place_dense
 from lospmm.gpu.libraries.cusparse import NON_TRANSPOSE, ORDER_ROW
 from lospmm.gpu.libraries.library import (
     REAL,
+    Int,
+    Int64,
     Library,
     LibraryFault,
     LibraryTask,
@@ -49,16 +51,8 @@ ALG_DEFAULT = 0  # CUSPARSELT_MATMUL_ALG_DEFAULT
 #: Any of the library's structures, which the caller allocates: 512 bytes, aligned to 16, but 11,024 in old versions.
 Opaque = ctypes.c_uint64 * 2048
 
-_DENSE = (
-    Pointer,  # handle
-    Out,  # matDescr
-    ctypes.c_int64,  # rows
-    ctypes.c_int64,  # cols
-    ctypes.c_int64,  # ld
-    ctypes.c_uint32,  # alignment
-    ctypes.c_int,  # valueType
-    ctypes.c_int,  # order
-)
+# handle, matDescr, rows, cols, ld, alignment, valueType, order
+_DENSE = (Pointer, Out, *(Int64,) * 3, ctypes.c_uint32, Int, Int)
 
 # handle, plan, alpha, A, B, beta, C, D, workspace, streams, how many
 _MATMUL = (*(Pointer,) * 10, ctypes.c_int32)
@@ -68,11 +62,11 @@ TYPES: Mapping[str, tuple[type, ...]] = {
     "cusparseLtDestroy": (Pointer,),
     "cusparseLtGetVersion": (Pointer, Out),
     "cusparseLtDenseDescriptorInit": _DENSE,
-    "cusparseLtStructuredDescriptorInit": (*_DENSE, ctypes.c_int),  # sparsity
+    "cusparseLtStructuredDescriptorInit": (*_DENSE, Int),  # sparsity
     "cusparseLtMatDescriptorDestroy": (Pointer,),
     # handle, product, opA, opB, A, B, C, D, compute type
-    "cusparseLtMatmulDescriptorInit": (Pointer, Out, ctypes.c_int, ctypes.c_int, *(Pointer,) * 4, ctypes.c_int),
-    "cusparseLtMatmulAlgSelectionInit": (Pointer, Out, Pointer, ctypes.c_int),
+    "cusparseLtMatmulDescriptorInit": (Pointer, Out, Int, Int, *(Pointer,) * 4, Int),
+    "cusparseLtMatmulAlgSelectionInit": (Pointer, Out, Pointer, Int),
     "cusparseLtMatmulAlgSelectionDestroy": (Pointer,),
     "cusparseLtMatmulPlanInit": (Pointer, Out, Pointer, Pointer),
     "cusparseLtMatmulPlanDestroy": (Pointer,),

@@ -31,6 +31,7 @@ REAL: Mapping[str, int] = MappingProxyType({"float32": 0, "float16": 2, "bfloat1
 #: What NVIDIA recommends on Hopper (cuBLAS, cublasSetWorkspace). With a workspace of ours a graph can capture the call.
 WORKSPACE_BYTES = 32 << 20
 
+Int, Int64 = ctypes.c_int, ctypes.c_int64
 Pointer = ctypes.c_void_p  # of the host or of the device, a handle or a stream
 Out = ctypes.c_void_p  # where a function puts what it returns beside its status
 

@@ -9,7 +9,6 @@ Sputnik is C++ without a C interface, so the user builds this one function aroun
 Its arguments are those of ``sputnik::CudaSpmm`` (sputnik/spmm/cuda_spmm.h); it returns the cudaError_t.
 """
 
-import ctypes
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -19,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lospmm.gpu.libraries.library import (
+    Int,
     Library,
     LibraryFault,
     LibraryTask,
@@ -32,21 +32,8 @@ from lospmm.matrix.csr import SparseMatrix
 
 ENTRY = "sputnik_cuda_spmm"
 
-TYPES: Mapping[str, tuple[type, ...]] = {
-    ENTRY: (
-        ctypes.c_int,  # m
-        ctypes.c_int,  # k
-        ctypes.c_int,  # n
-        ctypes.c_int,  # nonzeros
-        Pointer,  # row_indices
-        Pointer,  # values
-        Pointer,  # row_offsets
-        Pointer,  # column_indices
-        Pointer,  # dense_matrix
-        Pointer,  # output_matrix
-        Pointer,  # stream
-    )
-}
+# m, k, n, nonzeros, row_indices, values, row_offsets, column_indices, dense_matrix, output_matrix, stream
+TYPES: Mapping[str, tuple[type, ...]] = {ENTRY: (*(Int,) * 4, *(Pointer,) * 7)}
 
 
 def open_library(path: Path | None) -> Library:
