@@ -10,7 +10,7 @@ is bit for bit one that passed needs no other check, which takes a third of a br
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,7 +25,6 @@ from lospmm.gpu.operands import (
     elements_of_b,
     place_of_c,
     poison,
-    put_tolerance,
     residual_numbers,
 )
 from lospmm.gpu.protocol import Driver, Function
@@ -128,7 +127,7 @@ def _keep(driver: Driver, gate: Gate, operands: DeviceOperands, found: Passed) -
 def _checked(driver: Driver, gate: Gate, operands: DeviceOperands, problem: Prepare, copy: int) -> GateVerdict:
     """Compare all of a C with float64."""
     driver.fill(operands.worst, 0, 4 * operands.m)
-    put_tolerance(driver, operands, problem.tolerance)
+    driver.upload(operands.tolerance, np.array(astuple(problem.tolerance)))
     grid = (-(-operands.n // THREADS), min(operands.m, MAX_GRID_Y), 1)
     product = (operands.indptr, operands.indices, operands.values, operands.b[copy], operands.c[copy], operands.worst)
     epilogue = problem.epilogue

@@ -1,7 +1,7 @@
 """A, B and C on the GPU: allocated once per problem, with so many copies that no B stays in L2."""
 
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
@@ -13,7 +13,6 @@ from lospmm.errors import GpuFault
 from lospmm.gpu.messages import CacheState, Prepare
 from lospmm.gpu.protocol import ALIGNMENT_BYTES, Driver
 from lospmm.gpu.timing import COPIES_BEHIND, FLUSHED_COPIES, copies_beyond_l2
-from lospmm.problem.accuracy import Tolerance
 from lospmm.problem.convolution import Convolution, column_elements, guard_bits, output_elements, outside, row_elements
 from lospmm.problem.dtype import Dtype
 
@@ -218,11 +217,6 @@ def fill(driver: Driver, operands: DeviceOperands, problem: Prepare) -> None:
 def residual_numbers(operands: DeviceOperands) -> NDArray[Any]:
     """Return the numbers that the residual repeats, as stored: B's in reverse, so that the two differ."""
     return np.ascontiguousarray(operands.drawn[::-1])
-
-
-def put_tolerance(driver: Driver, operands: DeviceOperands, tolerance: Tolerance) -> None:
-    """Set the tolerance of the next check."""
-    driver.upload(operands.tolerance, np.array(astuple(tolerance)))
 
 
 def _repeat(driver: Driver, address: int, numbers: NDArray[Any], count: int) -> None:

@@ -7,7 +7,7 @@ whose value is pure data. ``compile.py``, which runs compilers, knows nothing of
 import os
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
@@ -30,7 +30,7 @@ class Compiler:
     program: tuple[str, ...]
     options: tuple[str, ...]
     suffix: str
-    environment: Mapping[str, str]
+    environment: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def title(self) -> str:
@@ -45,7 +45,6 @@ def _ptx(toolkit: Toolkit, arch: str, registers: int) -> Compiler:
         program=(str(toolkit.ptxas),),
         options=(f"-arch={arch}", "-c", "-O1", "--maxrregcount", str(registers), "-v"),
         suffix=".ptx",
-        environment={},
     )
 
 
@@ -69,7 +68,6 @@ def _cuda(toolkit: Toolkit, arch: str, registers: int) -> Compiler:
         program=(str(toolkit.nvcc), "-ccbin", str(host), "-allow-unsupported-compiler"),
         options=(f"-arch={arch}", "-rdc=true", "--cubin", f"-maxrregcount={registers}", "-Xptxas", "-v,-O1"),
         suffix=".cu",
-        environment={},
     )
 
 

@@ -8,7 +8,7 @@ output, and the result runs (tests/on_gpu).
 
 import math
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import numpy as np
@@ -84,8 +84,16 @@ def _graft(prologue: bytes, code: MachineCode, kernel: str) -> bytes:
         {
             f".text.{kernel}": grown,
             f".nv.constant2.{kernel}": table,
-            f".nv.info.{kernel}": _kernel_info(info, exits, table),
-            ".nv.info": _registers_set(_part(parts, ".nv.info"), registers),
+            f".nv.info.{kernel}": _edited(
+                info,
+                {
+                    _EIATTR_EXIT_OFFSETS: lambda value: value + exits.astype("<u4").tobytes(),
+                    _EIATTR_INDIRECT_BRANCHES: lambda value: value[:8] + struct.pack("<I", len(table) // 4) + table,
+                },
+            ),
+            ".nv.info": _edited(
+                _part(parts, ".nv.info"), {elf.EIATTR_REGCOUNT: lambda value: value[:4] + struct.pack("<I", registers)}
+            ),
             ".symtab": elf.symbol_set(sections, kernel, 0, len(grown)),
             ".debug_frame": _frame_set(parts, len(grown)),
         },
@@ -237,38 +245,17 @@ def _free(names: NDArray[np.int64], wish: int, width: int) -> int:
     raise ToolchainFault("the tiles have no registers left beside those of the prologue")
 
 
-def _edited(info: bytes, edit: Callable[[int, bytes], bytes | None]) -> bytes:
-    """Return ``info`` with the values that ``edit`` returns; None keeps a value."""
+def _edited(info: bytes, edits: Mapping[int, Callable[[bytes], bytes]]) -> bytes:
+    """Return ``info`` with the values of these attributes changed."""
     out = b""
     for form, kind, value in elf.attributes(info):
-        new = edit(kind, value) if form == elf.EIFMT_SVAL else None
-        out += _attribute(form, kind, value if new is None else new)
+        out += bytes((form, kind))
+        if form == elf.EIFMT_SVAL:
+            new = edits[kind](value) if kind in edits else value
+            out += struct.pack("<H", len(new)) + new
+        else:
+            out += value
     return out
-
-
-def _attribute(form: int, kind: int, value: bytes) -> bytes:
-    """Return an attribute in the form that ``elf.attributes`` reads."""
-    return bytes((form, kind)) + (struct.pack("<H", len(value)) + value if form == elf.EIFMT_SVAL else value)
-
-
-def _kernel_info(info: bytes, exits: NDArray[np.int64], table: bytes) -> bytes:
-    """Return the kernel's attributes with the tiles' exits and jumps."""
-
-    def edit(kind: int, value: bytes) -> bytes | None:
-        if kind == _EIATTR_EXIT_OFFSETS:
-            return value + exits.astype("<u4").tobytes()
-        if kind == _EIATTR_INDIRECT_BRANCHES:
-            return value[:8] + struct.pack("<I", len(table) // 4) + table
-        return None
-
-    return _edited(info, edit)
-
-
-def _registers_set(info: bytes, registers: int) -> bytes:
-    def edit(kind: int, value: bytes) -> bytes | None:
-        return value[:4] + struct.pack("<I", registers) if kind == elf.EIATTR_REGCOUNT else None
-
-    return _edited(info, edit)
 
 
 def _frame_set(parts: dict[str, bytes], size: int) -> bytes:
