@@ -27,9 +27,9 @@ from lospmm.gpu.libraries import (
     baselines_of,
     cublas,
     cublaslt,
-    cusparse,
     cusparselt,
     eight_bits,
+    library,
     sputnik,
     time_baseline,
 )
@@ -102,8 +102,7 @@ def fake(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture
 def installed(fake: str, monkeypatch: pytest.MonkeyPatch) -> ctypes.CDLL:
     """Every library is the fake one."""
-    for module in (cusparse, cusparselt, cublas, cublaslt):
-        monkeypatch.setattr(module, "find", lambda _name: fake)
+    monkeypatch.setattr(library, "find", lambda _name: fake)
     functions = ctypes.CDLL(fake)
     functions.fake_refuse(0)
     return functions

@@ -26,12 +26,8 @@ from lospmm.gpu.libraries.library import (
     Pointer,
     Variants,
     create,
-    file_name,
-    find,
-    load,
-    named_by,
+    open_nvidia,
     reserve,
-    version_of,
 )
 from lospmm.gpu.protocol import Driver
 from lospmm.problem.dtype import FLOAT_BYTES
@@ -67,13 +63,11 @@ TYPES: Mapping[str, tuple[type, ...]] = {
 
 def open_library() -> Library:
     """Open cuBLAS. Raises LibraryFault where there is none."""
-    return load(find("cublas"), TYPES, named_by("cublasGetStatusName"))
+    return open_nvidia("cublas", TYPES, "cublasGetStatusName")
 
 
 @contextmanager
-def prepare(
-    place: LibraryTask, *, name: str, compute: int = COMPUTE_32F, open_library: Callable[[], Library] = open_library
-) -> Iterator[Variants]:
+def prepare(place: LibraryTask, *, name: str, compute: int = COMPUTE_32F) -> Iterator[Variants]:
     """Yield the variant ``name`` of the compute type ``compute``, and of a search cuBLASLt's proposals.
 
     Raises LibraryFault, or GpuFault.
@@ -97,8 +91,8 @@ def prepare(
             asked = cublaslt.DenseProduct(compute, layouts, addresses)
             found = cublaslt.proposals(stack, driver, cublaslt.open_library(), asked, workspace)
             ways |= {f"{name}, cuBLASLt {number}": way for number, way in enumerate(found, start=1)}
-        version = version_of(library, "cublasGetVersion_v2", handle, 10_000)  # 130002 is 13.0.2
-        yield Variants(f"cuBLAS {version} ({file_name(library.path)})", ways)
+        version = library.version("cublasGetVersion_v2", handle)  # 130002 is 13.0.2
+        yield Variants(library.title("cuBLAS", version, 10_000), ways)
 
 
 def create_handle(stack: ExitStack, library: Library, driver: Driver) -> tuple[Pointer, int]:

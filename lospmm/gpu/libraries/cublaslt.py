@@ -16,9 +16,7 @@ from lospmm.gpu.libraries.library import (
     Out,
     Pointer,
     create,
-    find,
-    load,
-    named_by,
+    open_nvidia,
 )
 from lospmm.gpu.protocol import Driver
 
@@ -82,7 +80,7 @@ class DenseProduct(NamedTuple):
 
 def open_library() -> Library:
     """Open cuBLASLt. Raises LibraryFault where there is none."""
-    return load(find("cublasLt"), TYPES, named_by("cublasLtGetStatusName"))
+    return open_nvidia("cublasLt", TYPES, "cublasLtGetStatusName")
 
 
 def proposals(

@@ -24,13 +24,9 @@ from lospmm.gpu.libraries.library import (
     Pointer,
     Variants,
     create,
-    file_name,
-    find,
-    load,
-    named_by,
+    open_nvidia,
     place_array,
     reserve,
-    version_of,
 )
 
 #: cusparseSpMMAlg_t. ALG2 is NVIDIA's choice for row-major B; ALG3 profits from preprocessing (cuSPARSE, cusparseSpMM).
@@ -61,15 +57,10 @@ TYPES: Mapping[str, tuple[type, ...]] = {
 }
 
 
-def open_library() -> Library:
-    """Open cuSPARSE. Raises LibraryFault where there is none."""
-    return load(find("cusparse"), TYPES, named_by("cusparseGetErrorName"))
-
-
 @contextmanager
-def prepare(place: LibraryTask, open_library: Callable[[], Library] = open_library) -> Iterator[Variants]:
+def prepare(place: LibraryTask) -> Iterator[Variants]:
     """Yield one variant for each row of ``ALGORITHMS``. Raises LibraryFault, or GpuFault of the driver."""
-    library = open_library()
+    library = open_nvidia("cusparse", TYPES, "cusparseGetErrorName")
     with ExitStack() as stack:
         handle = create(stack, library, "cusparseCreate", "cusparseDestroy")
         library.call("cusparseSetStream", handle, place.driver.stream)
@@ -91,8 +82,8 @@ def prepare(place: LibraryTask, open_library: Callable[[], Library] = open_libra
                 variants[name] = _ready(stack, place, partial(multiply, algorithm, a), len(a))
             except LibraryFault as fault:
                 variants[name] = partial(_refuse, fault)  # the other may still be timed
-        version = version_of(library, "cusparseGetVersion", handle, 1000)  # 12603 is 12.6.3
-        yield Variants(f"cuSPARSE {version} ({file_name(library.path)})", variants)
+        version = library.version("cusparseGetVersion", handle)  # 12603 is 12.6.3
+        yield Variants(library.title("cuSPARSE", version, 1000), variants)
 
 
 def _ready(stack: ExitStack, place: LibraryTask, call: Callable[..., None], copies: int) -> Callable[[int], None]:

@@ -9,7 +9,7 @@ https://docs.nvidia.com/cuda/cusparselt/functions.html. A GPU before sm_80 is re
 """
 
 import ctypes
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -28,12 +28,8 @@ from lospmm.gpu.libraries.library import (
     Out,
     Pointer,
     Variants,
-    file_name,
-    find,
-    load,
-    named_by,
+    open_nvidia,
     reserve,
-    version_of,
 )
 from lospmm.matrix.csr import SparseMatrix
 
@@ -78,18 +74,13 @@ TYPES: Mapping[str, tuple[type, ...]] = {
 }
 
 
-def open_library() -> Library:
-    """Open cuSPARSELt. Raises LibraryFault where there is none."""
-    return load(find("cusparseLt"), TYPES, named_by("cusparseLtGetErrorName"))
-
-
 @contextmanager
-def prepare(place: LibraryTask, open_library: Callable[[], Library] = open_library) -> Iterator[Variants]:
+def prepare(place: LibraryTask) -> Iterator[Variants]:
     """Yield EXACT or PRUNED, with the matrix that it multiplies. Raises LibraryFault, or GpuFault of the driver."""
     m, k, n, real = place.matrix.m, place.matrix.k, place.n, REAL[place.dtype.storage]
     if m % MULTIPLE_OF_A or k % MULTIPLE_OF_A or n % MULTIPLE_OF_B:
         raise LibraryFault(f"takes m and k in multiples of {MULTIPLE_OF_A} and n in multiples of {MULTIPLE_OF_B}")
-    library, pruned = open_library(), prune(place.matrix)
+    library, pruned = open_nvidia("cusparseLt", TYPES, "cusparseLtGetErrorName"), prune(place.matrix)
     with ExitStack() as stack:
         handle = Opaque()
         library.call("cusparseLtInit", handle)
@@ -125,8 +116,8 @@ def prepare(place: LibraryTask, open_library: Callable[[], Library] = open_libra
         size = ctypes.c_size_t()
         library.call("cusparseLtMatmulGetWorkspace", handle, plan, ctypes.byref(size))
         enqueue = partial(multiply, "cusparseLtMatmul", reserve(stack, place.driver, size.value))
-        version = version_of(library, "cusparseLtGetVersion", handle, 1_000_000)  # 800 is 0.8.0, 1000 is 0.10.0
-        title = f"cuSPARSELt {version} ({file_name(library.path)})"
+        version = library.version("cusparseLtGetVersion", handle)  # 800 is 0.8.0, 1000 is 0.10.0
+        title = library.title("cuSPARSELt", version, 1_000_000)
         is_exact = pruned.nnz == place.matrix.nnz
         yield Variants(title, {EXACT if is_exact else PRUNED: enqueue}, None if is_exact else pruned)
 

@@ -29,9 +29,7 @@ from lospmm.gpu.libraries.library import (
     LibraryFault,
     LibraryTask,
     Variants,
-    file_name,
     reserve,
-    version_text,
 )
 from lospmm.gpu.operands import NAN_WORD
 from lospmm.gpu.protocol import ALIGNMENT_BYTES
@@ -99,8 +97,8 @@ def prepare(place: LibraryTask, *, values: str) -> Iterator[Variants]:
             ways |= {f"{title} {number}": way for number, way in enumerate(taken, start=1)}
         if not ways:
             raise refused
-        version = version_text(library.functions.cublasLtGetVersion(), 10_000)
-        yield Variants(f"cuBLASLt {version} ({file_name(library.path)})", ways, error_of=operands.error_of)
+        title = library.title("cuBLASLt", library.functions.cublasLtGetVersion(), 10_000)
+        yield Variants(title, ways, error_of=operands.error_of)
 
 
 class CodedOperands:

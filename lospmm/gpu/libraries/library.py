@@ -98,6 +98,17 @@ class Library:
         if status != SUCCESS:
             raise LibraryFault(f"{name}: {self.status_name(status)}")
 
+    def version(self, function: str, handle: object) -> int:
+        """Return the number that a function puts behind its last argument."""
+        number = ctypes.c_int()
+        self.call(function, handle, ctypes.byref(number))
+        return number.value
+
+    def title(self, name: str, version: int, major: int) -> str:
+        """Return name, version and file; the version's first part counts ``major``, its second 100."""
+        number = f"{version // major}.{version % major // 100}.{version % 100}"
+        return f"{name} {number} ({Path(self.path).name})"
+
 
 def find(name: str) -> str:
     """Find the file of one of NVIDIA's libraries, as "cusparse": of PyPI, the system or CUDA_HOME.
@@ -146,6 +157,14 @@ def named_by(function: str) -> Callable[[Any, int], str]:
     return status_name
 
 
+def open_nvidia(name: str, types: Mapping[str, Sequence[type]], status_name: str) -> Library:
+    """Open one of NVIDIA's libraries, whose function ``status_name`` has the words of a status.
+
+    Raises LibraryFault where there is none.
+    """
+    return load(find(name), types, named_by(status_name))
+
+
 def create(stack: ExitStack, library: Library, maker: str, destroyer: str, *arguments: Any) -> Pointer:
     """Return what ``maker`` puts behind its first argument; ``destroyer`` frees it with ``stack``."""
     made = Pointer()
@@ -167,20 +186,3 @@ def place_array(stack: ExitStack, driver: Driver, array: NDArray[Any]) -> int:
     if array.nbytes:
         driver.upload(address, np.ascontiguousarray(array))
     return address
-
-
-def file_name(path: str) -> str:
-    """Return the file name of a library."""
-    return Path(path).name
-
-
-def version_of(library: Library, function: str, handle: object, major: int) -> str:
-    """Return a library's version, a number of ``major`` for its first part and 100 for the second, as in "13.0.2"."""
-    number = ctypes.c_int()
-    library.call(function, handle, ctypes.byref(number))
-    return version_text(number.value, major)
-
-
-def version_text(number: int, major: int) -> str:
-    """Return a version from its number; ``major`` as in ``version_of``."""
-    return f"{number // major}.{number % major // 100}.{number % 100}"

@@ -9,7 +9,7 @@ Sputnik is C++ without a C interface, so the user builds this one function aroun
 Its arguments are those of ``sputnik::CudaSpmm`` (sputnik/spmm/cuda_spmm.h); it returns the cudaError_t.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,6 @@ from lospmm.gpu.libraries.library import (
     LibraryTask,
     Pointer,
     Variants,
-    file_name,
     load,
     place_array,
 )
@@ -45,7 +44,7 @@ def open_library(path: Path | None) -> Library:
 
 
 @contextmanager
-def prepare(place: LibraryTask, open_library: Callable[[Path | None], Library] = open_library) -> Iterator[Variants]:
+def prepare(place: LibraryTask) -> Iterator[Variants]:
     """Yield one variant. Raises LibraryFault, or GpuFault of the driver."""
     library = open_library(place.sputnik)
     with ExitStack() as stack:
@@ -58,7 +57,7 @@ def prepare(place: LibraryTask, open_library: Callable[[Path | None], Library] =
             sizes, (b, c) = (matrix.m, matrix.k, place.n, matrix.nnz), place.copies[copy]
             library.call(ENTRY, *sizes, *a[copy % len(a)], b, c, place.driver.stream)
 
-        yield Variants(f"Sputnik ({file_name(library.path)})", {"CudaSpmm": enqueue})
+        yield Variants(f"Sputnik ({Path(library.path).name})", {"CudaSpmm": enqueue})
 
 
 def row_order(matrix: SparseMatrix) -> NDArray[np.int32]:
