@@ -74,7 +74,7 @@ class Explored(NamedTuple):
 
 def explored(problem: Problem) -> Explored:
     started = time.perf_counter()
-    space = explore_problem(problem, Stages(), splits=splits_of(EMITTER, problem.device.arch))
+    space = explore_problem(problem, Stages(), splits=splits_of(EMITTER))
     return Explored(problem, space, time.perf_counter() - started)
 
 

@@ -134,7 +134,7 @@ class Prepared:
 
 def prepare(problem: Problem, plan: Plan) -> Prepared:
     """Raises NothingFits as a search does."""
-    space = explore_problem(problem, Stages(), splits=splits_of(EMITTER, problem.device.arch))
+    space = explore_problem(problem, Stages(), splits=splits_of(EMITTER))
     if not space.survivors:
         raise NothingFits("no tile size fits")
     every = widen(problem, space)

@@ -73,7 +73,7 @@ def shortlist(problem: Problem, count: int) -> list[UnrolledPlan]:
     """What the rank model puts first."""
     words, device = in_lanes(problem), problem.device
     options = with_ranker(Options(emitter=EMITTER), device)
-    splits = splits_of(EMITTER, device.arch)
+    splits = splits_of(EMITTER)
     found = search(words, RANKERS[options.ranker](device), count, Stages(), splits=splits)
     singles = found.shortlist[: count - len(found.wide[: count // 2])]
     others = [one.plan for one in (*singles, *found.wide[: count // 2])]

@@ -89,7 +89,7 @@ def records() -> Iterator[dict[str, Any]]:
             chosen: dict[str, UnrolledPlan] = {}
             for form in FORMS:
                 with chains_of(form):
-                    splits = splits_of("sass", device.arch)
+                    splits = splits_of("sass")
                     found = search(problem, ranker, 10, Stages(), splits=splits)
                 chosen[form] = found.winner.plan
             exact = exact_of(problem.matrix)

@@ -154,7 +154,7 @@ def measure_seconds(shapes: list[tuple[int, int, float]]) -> Iterator[Record]:
 def kernels_of(device: DeviceSpec, case: Case) -> tuple[Problem, dict[str, Kernel]]:
     """A layer, and the plan that is ranked first for it as a kernel with either tiles."""
     problem = for_emitter(Problem(case.matrix()[0], case.n, device), "sass")
-    splits = splits_of("sass", device.arch)
+    splits = splits_of("sass")
     plan = search(problem, RANKERS["lambdamart"](device), 1, Stages(), splits=splits).winner.plan
     with tempfile.TemporaryDirectory() as store:
         compared = {"micros": plan, "swapped_micros": with_swaps(problem, plan)}

@@ -19,7 +19,7 @@ from lospmm.problem.problem import Problem
 from lospmm.space.candidates import TileSize
 from lospmm.space.explore import Space
 from lospmm.store import Entry
-from lospmm.tuning.options import DENSE, is_experimental
+from lospmm.tuning.options import DENSE
 from lospmm.tuning.replay import Replay
 from lospmm_rank.predict.corrections import SURE, is_learned
 
@@ -44,7 +44,7 @@ def show_manifest(manifest: Mapping[str, Any], directory: Path, *, as_json: bool
         "B": f"{manifest['k']} x {manifest['n']}, {manifest['dtype']}, {_layout(manifest['convolution'])}",
         **_added(manifest["epilogue"]),
         "device": f"{manifest['device']} ({manifest['arch']}), {manifest['toolchain']}",
-        "emitter": _emitter(manifest),
+        "emitter": manifest["emitter"],
         **_kind(manifest),
         "launch": f"grid {' x '.join(map(str, launch['grid']))}, {launch['block']} threads"
         + (f", {launch['shared_bytes']:,} bytes of shared memory" if launch["shared_bytes"] else ""),
@@ -94,13 +94,6 @@ def _search(search: Mapping[str, Any]) -> dict[str, str]:
     if (gain := search.get("expected_gain")) is not None:
         rows["a longer search"] = f"is expected to save {gain:.1%}"
     return rows
-
-
-def _emitter(manifest: Mapping[str, Any]) -> str:
-    emitter, arch = manifest["emitter"], manifest["arch"]
-    if not is_experimental(emitter, arch):
-        return f"{emitter}"
-    return f"{emitter}, experimental: machine code for {arch} was never run on a GPU"
 
 
 def _parts(split_k: int) -> str:

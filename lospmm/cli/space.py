@@ -32,9 +32,8 @@ def space(
 ) -> None:
     """Count the tile sizes that each constraint removes, and those that are left to `lospmm tune`."""
     _, problem = read_problem(matrix, n, device, tensor, seed)
-    arch = problem.device.arch
     language = Options(emitter=emitter).resolved(problem.device, None).emitter
-    check_target(language, arch)
+    check_target(language, problem.device.arch)
     with reported(quiet=quiet) as progress:
-        found = explore_problem(for_emitter(problem, language), Stages(progress), splits=splits_of(language, arch))
+        found = explore_problem(for_emitter(problem, language), Stages(progress), splits=splits_of(language))
     show_space(problem, language, found, as_json=as_json)

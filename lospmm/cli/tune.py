@@ -22,7 +22,6 @@ from lospmm.matrix import readers
 from lospmm.model.layer_table import Bias, LayerSpec
 from lospmm.progress import reported, tell
 from lospmm.tuning import jobs
-from lospmm.tuning.options import is_experimental
 from lospmm.tuning.request import Request
 
 
@@ -49,7 +48,6 @@ def tune(
         _note_of_zeros(file)
         note_of_elements(file, tuning.options.dtype)
     show_manifest(done.manifest, out, as_json=tuning.as_json)
-    _warn_of_experiments(done)
     if not (quiet or tuning.as_json):
         tell(f"next: lospmm bench {out}, on a machine with the GPU {done.manifest['device']}")
 
@@ -95,9 +93,3 @@ def _note_of_zeros(file: readers.MatrixFile) -> None:
         tell("note: no weight is 0; if the layer was pruned, its mask is not in these weights")
     elif matrix.nnz == 0:
         tell("note: all weights are 0")
-
-
-def _warn_of_experiments(made: artifact.Artifact) -> None:
-    if is_experimental(made.manifest["emitter"], arch := made.manifest["arch"]):
-        note = f"note: machine code for {arch} is experimental, never run on a GPU: check its results"
-        tell(note)

@@ -19,28 +19,27 @@ from lospmm.codegen.ir import KernelProgram
 from lospmm.codegen.sass import emit as sass
 from lospmm.codegen.sass.generations import generation_of
 from lospmm.codegen.sass.source import listing
-from lospmm.codegen.sass.words import writes
 from lospmm.errors import Unsupported
-from lospmm.problem.lanes import SINGLE, Lanes
+from lospmm.problem.lanes import SINGLE
 
 
 @dataclass(frozen=True, slots=True)
 class Emitter:
     """The emitter of one language.
 
-    ``check`` raises Unsupported for an architecture, as in "sm_90", that ``emit`` cannot write for; ``writes`` says
-    whether it can write kernels of the given words for an architecture.
+    ``check`` raises Unsupported for an architecture, as in "sm_90", that ``emit`` cannot write for; ``has_words`` says
+    whether it can write kernels of other words than float32.
     """
 
     emit: Callable[[KernelProgram, str], Emission]
     check: Callable[[str], object]
-    writes: Callable[[Lanes, str], bool] = lambda words, _: words == SINGLE
+    has_words: bool = False
 
 
 #: Language -> emitter, in the order of preference.
 EMITTERS: Mapping[str, Emitter] = MappingProxyType(
     {
-        "sass": Emitter(sass.emit, generation_of, writes),
+        "sass": Emitter(sass.emit, generation_of, has_words=True),
         "ptx": Emitter(ptx.emit, ptx.version_of),
         "cuda": Emitter(cuda.emit, lambda _: None),
     }
@@ -60,8 +59,8 @@ def emit(program: KernelProgram, language: str, arch: str) -> Emission:
         raise Unsupported(f"{program.split_k} blocks to a tile: {language} has no such kernels; use --emitter sass")
     if program.walks > 1 and language != "sass":
         raise Unsupported(f"{program.walks} walks: {language} has no such kernels; use --emitter sass")
-    if not EMITTERS[language].writes(program.words, arch) and program.words != SINGLE:
-        raise Unsupported(f"{program.words.name} of {program.dtype.name}: {language} has no such kernels for {arch}")
+    if program.words != SINGLE and not EMITTERS[language].has_words:
+        raise Unsupported(f"{program.words.name} of {program.dtype.name}: {language} has no such kernels")
     return EMITTERS[language].emit(program, arch)
 
 

@@ -201,20 +201,11 @@ def _budget_seconds(value: object) -> float:
     return seconds
 
 
-def is_experimental(emitter: str, arch: str) -> bool:
-    """Return whether the emitter's code was only disassembled, never run on a GPU of this architecture."""
-    return emitter == "sass" and arch in GENERATIONS and GENERATIONS[arch].experimental
-
-
 def default_emitter(arch: str) -> str:
-    """Return the default emitter of an architecture: machine code if it was run on such a GPU, else PTX."""
-    return "sass" if arch in GENERATIONS and not is_experimental("sass", arch) else "ptx"
+    """Return the default emitter of an architecture: machine code if there is a table of it, else PTX."""
+    return "sass" if arch in GENERATIONS else "ptx"
 
 
-def splits_of(emitter: str, arch: str) -> tuple[int, ...]:
-    """Return the values of ``Schedule.split_k`` that a search may choose.
-
-    Above 1 it takes clusters, which only machine code has, on GPUs that have them.
-    """
-    clusters = emitter == "sass" and arch in GENERATIONS and GENERATIONS[arch].has_clusters
-    return SPLITS if clusters else (1,)
+def splits_of(emitter: str) -> tuple[int, ...]:
+    """Return the values of ``Schedule.split_k`` that a search may choose; above 1 only of machine code."""
+    return SPLITS if emitter == "sass" else (1,)

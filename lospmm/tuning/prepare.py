@@ -66,7 +66,7 @@ def ranked(problem: Problem, options: Options, stages: Stages) -> Choice:
     If nothing will be timed and there are models for that case (``rankers.untimed_model``), they rank instead.
     """
     words, ranker, size = in_lanes(problem), RANKERS[options.ranker](problem.device), options.shortlist_size
-    splits = splits_of(options.emitter, problem.device.arch)
+    splits = splits_of(options.emitter)
     model = untimed_model(problem, options)
     listed = size if model is None else max(size, LISTED)
     choice = search(words, ranker, listed, stages, splits=splits)

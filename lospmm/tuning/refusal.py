@@ -23,10 +23,9 @@ def without_proxies(problem: Problem, options: Options) -> dict[str, str]:
 def unrolled_refusal(problem: Problem, emitter: str) -> str | None:
     """Return why ``emitter`` has no unrolled kernel of ``problem``, in a few words; None if it has."""
     words = lanes_of(problem)
-    if words != SINGLE and not EMITTERS[emitter].writes(words, problem.device.arch):
+    if words != SINGLE and not EMITTERS[emitter].has_words:
         sums = problem.dtype.name if words == PAIRS else FLOAT32.name
-        arch = problem.device.arch
-        return f"dtype {problem.dtype.name}, sums {sums}: {emitter} has no unrolled kernels of them for {arch}"
+        return f"dtype {problem.dtype.name}, sums {sums}: {emitter} has no unrolled kernels of them"
     matrix, own = problem.matrix, settings()
     limits = (own.max_nonzeros, "LOSPMM_MAX_NONZEROS"), (own.max_unrolled_nonzeros, "LOSPMM_MAX_UNROLLED_NONZEROS")
     limit, name = min(limits)

@@ -58,7 +58,7 @@ PROBLEMS = [
 
 def candidates_of(problem: Problem, sample: int, seed: int, emitter: str) -> list[tuple[str, UnrolledPlan]]:
     """Return the choice of the estimate and a sample of other candidates, each with its role."""
-    choice = search(problem, estimate_micros, 1, Stages(), splits=splits_of(emitter, problem.device.arch))
+    choice = search(problem, estimate_micros, 1, Stages(), splits=splits_of(emitter))
     rng = random.Random(seed)
     pool = widen(problem, choice.space)
     best = pool.take(np.argsort(estimate_micros(problem, pool))[: max(len(pool) // 3, 1)])

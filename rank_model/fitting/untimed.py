@@ -122,7 +122,7 @@ def considered_of(problem: Problem) -> tuple[list[UnrolledPlan], NDArray[np.floa
     words = in_lanes(problem)
     options = with_ranker(Options(emitter=EMITTER), problem.device)
     ranker = RANKERS[options.ranker](problem.device)
-    choice = search(words, ranker, LISTED, Stages(), splits=splits_of(EMITTER, problem.device.arch))
+    choice = search(words, ranker, LISTED, Stages(), splits=splits_of(EMITTER))
     candidates = considered(words, choice)
     return candidates, features(words, candidates, ranker)
 

@@ -10,7 +10,6 @@ from lospmm.artifact.artifact import SOURCE_FILES, SPACE_FILE, TUNING_FILE, Arti
 from lospmm.artifact.describe import columns_of_tile, family_in_words, other_families
 from lospmm.errors import BadRequest
 from lospmm.stages import STAGES
-from lospmm.tuning.options import is_experimental
 from lospmm_server.observations import candidate_lines
 from lospmm_server.space_drawing import Drawing, draw
 
@@ -139,12 +138,11 @@ def _facts(manifest: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     search = manifest["search"]
     m, k, nnz = manifest["m"], manifest["k"], manifest["nnz"]
     density = f" ({nnz / (m * k):.1%} of the elements)" if m * k else ""
-    never_run = is_experimental(manifest["emitter"], manifest["arch"])
     return (
         ("Matrix A", f"{m:,} x {k:,}, {nnz:,} nonzeros{density}, values {manifest['values']}"),
         ("Matrix B", f"{k:,} x {manifest['n']:,}, {manifest['dtype']}, row-major"),
         ("Device", f"{manifest['device']} ({manifest['arch']})"),
-        ("Emitter", f"{manifest['emitter']}{', experimental: never run on a GPU' if never_run else ''}"),
+        ("Emitter", f"{manifest['emitter']}"),
         ("Toolchain", f"{manifest['toolchain']}"),
         *_kind(manifest),
         ("Launch", f"grid {' x '.join(map(str, manifest['launch']['grid']))}, {manifest['launch']['block']} threads"),

@@ -34,27 +34,6 @@ def test_results_go_to_stdout_and_progress_to_stderr(lospmm_command: Command, tm
 
 
 @pytest.mark.usefixtures("own_cache")
-@pytest.mark.parametrize(
-    ("device", "emitter", "noted"),
-    [("a100", "sass", True), ("rtx4090", "sass", True), ("a100", "auto", False), ("h200", "sass", False)],
-)
-def test_what_never_ran_on_a_gpu_is_said(
-    lospmm_command: Command, tmp_path: Path, matrix: Path, device: str, emitter: str, noted: bool
-) -> None:
-    """The first time and when the kernel is found in the store; what it says on stderr leaves the JSON alone."""
-    request = ("tune", matrix, "--n", 50, "--device", device, "--emitter", emitter, "--out", tmp_path / "out")
-    for more in ((), ("--json",)):
-        answer = lospmm_command(*request, "--quiet", *more)
-        assert answer.status == 0, answer.err
-        note = r"note: machine code for sm_\d\d is experimental, never run on a GPU: check its results\n"
-        assert bool(re.fullmatch(note, answer.err)) is noted
-        assert noted or not answer.err
-    assert json.loads(answer.out)["emitter"] == ("ptx" if emitter == "auto" else "sass")
-    shown = lospmm_command("inspect", tmp_path / "out").out
-    assert bool(re.search(r"^emitter +sass, experimental: ", shown, re.MULTILINE)) is noted
-
-
-@pytest.mark.usefixtures("own_cache")
 def test_a_kernel_from_the_cache_is_noted(lospmm_command: Command, matrix: Path, tmp_path: Path) -> None:
     """Its timings are from the earlier run; --quiet leaves the note out."""
     request = ("tune", matrix, "--n", 50, *H200, "--verify", "none", "--out", tmp_path / "out")

@@ -15,6 +15,7 @@ from lospmm.space.reorder import regroup
 from lospmm.stages import Stages
 from lospmm.store import Store
 from lospmm.tuning.build import build, for_emitter
+from lospmm.tuning.options import splits_of
 from lospmm.tuning.proxy_build import compile_proxy
 from lospmm.tuning.proxy_runner import ProxyRunner
 from lospmm_proxies import proxies
@@ -32,16 +33,14 @@ def problem_of(emitter: str) -> Problem:
 
 def candidates_of(problem: Problem, emitter: str) -> list[UnrolledPlan]:
     """Widths that share a program, and every number of blocks to a tile."""
-    generation = GENERATIONS.get(problem.device.arch)
-    if emitter == "sass" and generation is None:
+    if emitter == "sass" and problem.device.arch not in GENERATIONS:
         pytest.skip(f"no machine code for {problem.device.arch}")
-    clusters = emitter == "sass" and generation is not None and generation.has_clusters
     tilings = regroup(problem.matrix, [5, 24])
     return [
         UnrolledPlan(TileSize(rows, cols), Schedule(8, column_group=2, split_k=split), tilings[rows])
         for rows in tilings
         for cols in (32, 160)
-        for split in ((1, 2, 4, 8) if clusters else (1,))
+        for split in splits_of(emitter)
     ]
 
 

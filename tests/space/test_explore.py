@@ -197,14 +197,8 @@ def test_fewer_tiles_are_enough_where_blocks_share_them() -> None:
     assert {c.schedule.split_k for c in widen(problem, explored(problem))} == {1}
 
 
-@pytest.mark.parametrize(
-    ("emitter", "arch", "found"),
-    [("sass", "sm_90", SPLITS), ("sass", "sm_80", (1,)), ("sass", "sm_100", (1,)), ("ptx", "sm_90", (1,))],
-)
-def test_blocks_share_a_tile_in_machine_code_and_where_there_are_clusters(
-    emitter: str, arch: str, found: tuple[int, ...]
-) -> None:
-    assert splits_of(emitter, arch) == found
+def test_blocks_share_a_tile_in_machine_code_alone() -> None:
+    assert (splits_of("sass"), splits_of("ptx"), splits_of("cuda")) == (SPLITS, (1,), (1,))
 
 
 def test_the_forecast_counts_accumulators_buffers_and_reserve_in_whole_units() -> None:

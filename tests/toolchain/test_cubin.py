@@ -23,7 +23,6 @@ from lospmm.codegen.sass.form import Opcode
 from lospmm.codegen.sass.generations import GENERATIONS, generation_of
 from lospmm.codegen.sass.listing import text
 from lospmm.codegen.sass.machine import ENTRY, EntryRegisters, MachineCode
-from lospmm.codegen.sass.words import writes
 from lospmm.cpu.geometry import geometry_of
 from lospmm.cpu.sass_machine import execute
 from lospmm.errors import ToolchainFault, Unsupported
@@ -102,20 +101,10 @@ def resource_usage(cubin: bytes, directory: Path) -> dict[str, int]:
     return {name: int(value) for name, value in re.findall(r"(\S+):(\d+)", finished.stdout.split("Function")[-1])}
 
 
-@pytest.mark.parametrize(
-    ("name", "arch"),
-    [
-        pytest.param(name, arch, marks=() if arch == "sm_90" or name == "example" else pytest.mark.slow)
-        for name in CASES
-        for arch in GENERATIONS
-    ],
-)
+@pytest.mark.parametrize("name", CASES)
+@every_arch
 def test_the_golden_cases_in_every_generation(name: str, arch: str, directory: Path) -> None:
     """Read back as they went in; every instruction as the listing has it; the registers as cuobjdump counts them."""
-    if not writes(CASES[name].words, arch):
-        with pytest.raises(Unsupported):
-            emit(CASES[name], "sass", arch)
-        return
     cubin, meant = grafted(CASES[name], arch, directory)
     assert_same_code(machine_code(cubin, "example", arch), meant)
     before = elf.kernel_usage(compiled(emit(CASES[name], "sass", arch).units[0], arch, directory), "example")

@@ -159,7 +159,7 @@ def test_every_prologue_says_where_to_begin(
     candidate = UnrolledPlan(TileSize(16, 128), schedule, natural_order(matrix, 16))
     program = lower(problem, candidate)
     members = launch(program).grid[0]
-    assert sharers_of(program, 32 << 10, "sm_90") == (4 if members % 4 == 0 else 1)
+    assert sharers_of(program, 32 << 10) == (4 if members % 4 == 0 else 1)
     read = machine_code(built(program, tmp_path), program.name, "sm_90")
     assert read.entry.fetched is not None and read.entry.fetched not in read.entry.taken
     assert (read.form["op"] == Opcode.TOUCH).any()
@@ -169,22 +169,16 @@ def test_every_prologue_says_where_to_begin(
 
 
 @pytest.mark.parametrize(
-    ("arch", "size", "fetches"),
-    [
-        ("sm_90", MIN_CODE_BYTES - 1, False),
-        ("sm_90", MIN_CODE_BYTES, True),
-        ("sm_90", MAX_CODE_BYTES, True),
-        ("sm_90", MAX_CODE_BYTES + 1, False),
-        ("sm_80", MIN_CODE_BYTES, False),
-    ],
+    ("size", "fetches"),
+    [(MIN_CODE_BYTES - 1, False), (MIN_CODE_BYTES, True), (MAX_CODE_BYTES, True), (MAX_CODE_BYTES + 1, False)],
 )
-def test_which_kernels_fetch(arch: str, size: int, fetches: bool) -> None:
+def test_which_kernels_fetch(size: int, fetches: bool) -> None:
     for group, sharers in ((1, 1), (2, 2), (4, 4), (0, 4)):
         program = program_of(3_000, column_group=group)  # eight column blocks
-        assert sharers_of(program, size, arch) == (sharers if fetches else 0)
+        assert sharers_of(program, size) == (sharers if fetches else 0)
     wide = program_of(3_000, n=8192, cols=1024, column_group=4)
     most = 1 if size < 1 << 17 else 4
-    assert sharers_of(wide, size, arch) == (most if fetches else 0), "two would load more than a small kernel has"
+    assert sharers_of(wide, size) == (most if fetches else 0), "two would load more than a small kernel has"
 
 
 def test_a_small_kernel_has_the_code_that_it_had() -> None:
@@ -216,10 +210,10 @@ def test_nothing_is_fetched_where_that_is_set(monkeypatch: pytest.MonkeyPatch) -
     program = program_of(20_000)
     problem = Problem(uniform(64, 64, 0.9, seed=1), 64, DEVICES["h200"])
     before = Request(problem, Options()).digest, key_of(conditions_of(problem, "sass", gpu="", driver="", compiler=""))
-    assert sharers_of(program, MIN_CODE_BYTES, "sm_90") > 0
+    assert sharers_of(program, MIN_CODE_BYTES) > 0
     monkeypatch.setenv("LOSPMM_FETCH_CODE", "0")
     settings.cache_clear()
-    assert sharers_of(program, MIN_CODE_BYTES, "sm_90") == 0
+    assert sharers_of(program, MIN_CODE_BYTES) == 0
     emission, plain = emit(program, "sass", "sm_90"), emission_of(program, tiles_of(program, "sm_90"), 0)
     assert emission.units == plain.units and emission.machine is not None and plain.machine is not None
     np.testing.assert_array_equal(emission.machine.form, plain.machine.form)

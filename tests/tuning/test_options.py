@@ -7,11 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lospmm.codegen import EMITTERS
-from lospmm.codegen.sass.generations import GENERATIONS
+from lospmm.codegen import EMITTERS, check_target
 from lospmm.errors import BadRequest
 from lospmm.problem.device import DEVICES, DeviceSpec
-from lospmm.tuning.options import CHOICES, Options, decisive_fields, default_emitter, is_experimental, options_of
+from lospmm.tuning.options import CHOICES, Options, decisive_fields, default_emitter, options_of
 
 H200, A100 = DEVICES["h200"], DEVICES["a100"]
 
@@ -136,19 +135,10 @@ def test_numbers_of_numpy_are_numbers() -> None:
     assert json.dumps(asdict(options)) == json.dumps(asdict(Options(shortlist_size=3, budget_seconds=0.5)))
 
 
-@pytest.mark.parametrize(
-    ("emitter", "arch", "expected"),
-    [("sass", "sm_80", True), ("sass", "sm_89", True), ("sass", "sm_90", False), ("ptx", "sm_80", False)],
-)
-def test_only_machine_code_that_never_ran_is_an_experiment(emitter: str, arch: str, expected: bool) -> None:
-    assert is_experimental(emitter, arch) is expected
-
-
-def test_every_architecture_has_a_default_that_is_not_an_experiment() -> None:
+def test_every_architecture_has_a_default_emitter_that_writes_for_it() -> None:
     for device in DEVICES.values():
         default = default_emitter(device.arch)
-        assert default in EMITTERS
-        assert default != "sass" or not GENERATIONS[device.arch].experimental
+        check_target(default, device.arch)
         assert default in CHOICES["emitter"]
 
 

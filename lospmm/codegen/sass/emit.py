@@ -21,26 +21,22 @@ MAX_BLOCK_ROWS = 16_000
 def emit(program: KernelProgram, arch: str) -> Emission:
     """Return ``program`` as machine code for ``arch``. Raises Unsupported as ``tiles_of`` does."""
     code = tiles_of(program, arch)
-    return emission_of(program, code, sharers_of(program, BYTES_PER_INSTRUCTION * len(code.form), arch))
+    return emission_of(program, code, sharers_of(program, BYTES_PER_INSTRUCTION * len(code.form)))
 
 
 def tiles_of(program: KernelProgram, arch: str) -> MachineCode:
     """Return the tiles as machine code, without the fetch of their code. Raises Unsupported.
 
-    Unsupported are architectures without tables, block columns at run time if blocks share a tile,
-    more than MAX_BLOCK_ROWS block rows, and words that ``arch`` does not have.
+    Unsupported are architectures without tables, block columns at run time if blocks share a tile, and more than
+    MAX_BLOCK_ROWS block rows.
     """
-    generation = generation_of(arch)
+    generation_of(arch)
     if program.cols is None and program.split_k > 1:
         raise Unsupported("machine code has the threads of a block in the addresses of its mailbox: give cols")
     if program.block_rows > MAX_BLOCK_ROWS:
         raise Unsupported(
             f"{program.block_rows} block rows: machine code jumps to {MAX_BLOCK_ROWS} at most; split A by its rows"
         )
-    if program.split_k > 1 and not generation.has_clusters:
-        raise Unsupported(f"{program.split_k} blocks to a tile: {arch} has no clusters of blocks")
-    if program.walks > 1 and not generation.has_clusters:
-        raise Unsupported(f"{program.walks} walks: no kernels of them for {arch}")
     schedule = schedule_tile if program.walks == 1 else walked_tile
     tiles = [schedule(tile, program) for tile in program.tiles]
     pieces = [part for form, _ in tiles for part in (form, padding(len(form)))]

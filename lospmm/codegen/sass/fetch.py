@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from lospmm.codegen.ir import KernelProgram, launch
 from lospmm.codegen.sass.addresses import ADDRESS_SCOREBOARD, ALU_LATENCY, window_pairs
 from lospmm.codegen.sass.form import RZ, Opcode, blank
-from lospmm.codegen.sass.generations import generation_of
 from lospmm.codegen.sass.listing import BYTES_PER_INSTRUCTION
 from lospmm.codegen.sass.machine import (
     ENTRY,
@@ -57,12 +56,12 @@ FETCHED = 7
 _CARRY = 0
 
 
-def sharers_of(program: KernelProgram, code_bytes: int, arch: str) -> int:
+def sharers_of(program: KernelProgram, code_bytes: int) -> int:
     """Return how many neighbouring blocks fetch a tile's code together; 0: nothing is fetched.
 
     ``code_bytes`` is the size of the kernel's code.
     """
-    if not settings().fetch_code or program.cols is None or Opcode.TOUCH not in generation_of(arch).by_op:
+    if not settings().fetch_code or program.cols is None:
         return 0
     if not MIN_CODE_BYTES <= code_bytes <= MAX_CODE_BYTES:
         return 0

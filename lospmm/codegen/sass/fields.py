@@ -127,21 +127,15 @@ BARRIERS = (("write_barrier", ((110, 3),)), ("read_barrier", ((113, 3),)))
 
 @dataclass(frozen=True)
 class Generation:
-    """The instructions of one compute capability; ``experimental``: disassembled but not yet run on a GPU."""
+    """The instructions of one compute capability."""
 
     arch: str  # "sm_90"
     rows: tuple[Row, ...]
-    experimental: bool
 
     @cached_property
     def by_op(self) -> dict[int, Row]:
         """Rows by instruction."""
         return {row.op: row for row in self.rows}
-
-    @property
-    def has_clusters(self) -> bool:
-        """Whether blocks can write to each other's shared memory."""
-        return Opcode.CLUSTER_WAIT in self.by_op
 
 
 def encode(form: NDArray[np.void], generation: Generation) -> NDArray[np.uint64]:

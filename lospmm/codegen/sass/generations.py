@@ -1,11 +1,8 @@
 """Instruction tables of each GPU generation: one row per instruction that our machine code uses.
 
 The bits were read off what ptxas 13.0 writes and nvdisasm prints; tests/toolchain/test_sass_encoding.py compares them
-with both. A generation is the one before it with some rows replaced: sm_80, sm_86 and sm_89 have the bits of sm_90,
-except for branches; nvdisasm prints their addresses differently.
+with both.
 """
-
-from dataclasses import replace
 
 from lospmm.codegen.sass.fields import Bits, Generation, Row
 from lospmm.codegen.sass.form import RZ, Opcode
@@ -124,42 +121,7 @@ _SM_90 = (
     *_CODE,
 )  # fmt: skip
 
-_BRA_TO_89 = Row(
-    Opcode.BRA,
-    0x947,
-    0x03800000,
-    (Bits("offset", ((34, 30), (64, 18)), dropped=2, step=16, signed=True),),
-    "BRA {target}",
-    barriers=(),
-)
-
-
-def _with(rows: tuple[Row, ...], *others: Row) -> tuple[Row, ...]:
-    """Return ``rows`` with those of some instructions replaced by ``others``."""
-    by_op = {row.op: row for row in others}
-    return tuple(by_op.get(row.op, row) for row in rows)
-
-
-def _row(rows: tuple[Row, ...], op: Opcode) -> Row:
-    return next(row for row in rows if row.op == op)
-
-
-_SM_80 = _with(
-    tuple(row for row in _SM_90 if row not in (*_HALVES, *_CONVERSIONS, *_CLUSTERS, *_CODE)),
-    _BRA_TO_89,
-    replace(_row(_SM_90, Opcode.LDG), text="LDG.E.NA{size}.CONSTANT {rd}, [{ra}.64{offset}]"),
-    replace(_row(_SM_90, Opcode.STG), text="STG.E.NA{size} [{ra}.64{offset}], {rb}"),
-)
-
-GENERATIONS = {
-    generation.arch: generation
-    for generation in (
-        Generation("sm_90", _SM_90, experimental=False),
-        Generation("sm_89", _SM_80, experimental=True),
-        Generation("sm_86", _SM_80, experimental=True),
-        Generation("sm_80", _SM_80, experimental=True),
-    )
-}
+GENERATIONS = {generation.arch: generation for generation in (Generation("sm_90", _SM_90),)}
 
 
 def generation_of(arch: str) -> Generation:

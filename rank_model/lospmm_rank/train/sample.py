@@ -29,7 +29,7 @@ def sampled(problem: Problem, count: int, emitter: str, random: np.random.Genera
     Among them are the one predicted fastest, and the best of each split. ``problem`` is for the emitter
     (``build.for_emitter``).
     """
-    space = explore_problem(problem, Stages(), splits=splits_of(emitter, problem.device.arch))
+    space = explore_problem(problem, Stages(), splits=splits_of(emitter))
     pool = widen(problem, space)
     if not len(pool):
         return []
