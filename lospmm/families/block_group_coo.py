@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from lospmm.families.blocks import SIDES, blocks_of, dense_blocks, fills, lengths_of_block_rows, strips_of
 from lospmm.families.groups import make_groups
-from lospmm.families.lane import grid_of
+from lospmm.families.lane import WARP, grid_of
 from lospmm.families.packed import PackedKernel, pack, source_of_template
 from lospmm.families.traffic import L2_BYTES_PER_CYCLE_AND_SM, Traffic, micros_of
 from lospmm.matrix.csr import SparseMatrix
@@ -45,7 +45,6 @@ LEAST_ARCH = 80
 #: Operations of a cycle and SM through mma.sync; float32 takes three for one. Half of what wgmma reaches on an H200.
 TENSOR_FLOPS = {2: 2048.0, 4: 1024.0}
 
-_WARP = 32
 _GROUPS_OF_LANES = 8
 
 
@@ -135,7 +134,7 @@ def _inner(element_bytes: int) -> int:
 
 
 def _shared_bytes(rows: int, columns: int, warps: int, splits: int) -> int:
-    return (splits - 1) * (warps // splits) * _WARP * rows * columns // 4 * 4
+    return (splits - 1) * (warps // splits) * WARP * rows * columns // 4 * 4
 
 
 def forecast(problem: Problem, plans: Sequence[BlockGroupCooPlan]) -> NDArray[np.float64]:
@@ -165,10 +164,10 @@ def _micros(problem: Problem, plan: BlockGroupCooPlan, blocks: float) -> float:
     columns = column_blocks * plan.cols
     inner = blocks * plan.depth
     read = inner * size * (columns + plan.rows * column_blocks * (2 if is_split else 1)) + 4 * blocks * column_blocks
-    ahead, threads = _ahead(plan, dtype), plan.warps * _WARP
+    ahead, threads = _ahead(plan, dtype), plan.warps * WARP
     registers = 0.9 * _registers(plan.rows, plan.columns, dtype, ahead)
     warps = max(1, int(device.registers_per_sm / registers / threads)) * plan.warps
-    of_step = _WARP * _inner(size) // 4 * plan.columns * size
+    of_step = WARP * _inner(size) // 4 * plan.columns * size
     rate = min(SHARE_OF_TRAFFIC * L2_BYTES_PER_CYCLE_AND_SM, warps * ahead * of_step / LOAD_CYCLES)
     return micros_of(
         problem,
@@ -206,7 +205,7 @@ def pack_plan(problem: Problem, plan: BlockGroupCooPlan) -> PackedKernel:
         "AHEAD": ahead,
         "RAGGED": int(matrix.k % plan.depth != 0),
     }
-    threads = plan.warps * _WARP
+    threads = plan.warps * WARP
     needed = _registers(plan.rows, plan.columns, dtype, ahead)
     return PackedKernel(
         entry="lospmm_block_group_coo",

@@ -4,15 +4,11 @@ A warp has as many rows as there is room for beside the columns of C. Several te
 add their sums at the end: N of 1 to 16 needs that.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
 from lospmm.families.lane import WARP, Lane, lanes
-from lospmm.families.packed import PackedKernel
-from lospmm.families.rows import BlockedRows, blocks_of, forecast_of, kernel_of
+from lospmm.families.rows import BlockedRows, blocks_of
+from lospmm.matrix.csr import SparseMatrix
 from lospmm.problem.problem import Problem
 
 WARPS = (4, 8)
@@ -36,6 +32,10 @@ class CsrPlan:
         """Layout of a row of C over threads."""
         return Lane(self.vector, self.team)
 
+    def blocks(self, matrix: SparseMatrix) -> BlockedRows:
+        """Return blocks with ``slices`` teams for each row."""
+        return blocks_of(matrix, self, [(self.slices.bit_length() - 1, matrix.m)])
+
 
 def plans(problem: Problem) -> list[CsrPlan]:
     """Return plans with no more slices than the longest row has groups."""
@@ -48,17 +48,3 @@ def plans(problem: Problem) -> list[CsrPlan]:
         for warps in WARPS
         if lane.team * slices <= WARP and (slices == 1 or slices * group < 2 * longest)
     ]
-
-
-def forecast(problem: Problem, plans: Sequence[CsrPlan]) -> NDArray[np.float64]:
-    """Predict microseconds of each plan, (plans,)."""
-    return np.array([forecast_of(problem, plan, _blocks(problem, plan)) for plan in plans])
-
-
-def pack_plan(problem: Problem, plan: CsrPlan) -> PackedKernel:
-    """Return the kernel of a plan."""
-    return kernel_of(problem, plan, _blocks(problem, plan))
-
-
-def _blocks(problem: Problem, plan: CsrPlan) -> BlockedRows:
-    return blocks_of(problem.matrix, plan, [(plan.slices.bit_length() - 1, problem.matrix.m)])

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from lospmm.families.groups import group_counts, make_groups, make_rows, row_starts, team_starts
-from lospmm.families.lane import grid_of
+from lospmm.families.groups import make_groups, make_rows, row_starts, team_starts
+from lospmm.families.lane import VECTOR_BYTES, WARP, grid_of
 from lospmm.families.packed import PackedKernel, pack, source_of_template
 from lospmm.families.traffic import LAUNCH_MICROS, Traffic, micros_of
 from lospmm.problem.launch import Launch
 from lospmm.problem.problem import Problem, ceil_div
+from lospmm.space.candidates import Ints, ceil_divs
 
 GROUPS = (4, 8, 16, 32, 64)
 WARPS = (4, 8, 16)
@@ -25,8 +26,7 @@ SHARES = (0, 4, 16, 64)
 #: The most entries with padding, relative to those without: longer groups are not tried.
 MAX_PADDING = 2.0
 
-#: A thread's widest load, and the columns of a block.
-VECTOR_BYTES = 16
+#: Columns of a block.
 WIDTHS = (32, 64, 128, 256)
 
 #: Elements of B that a thread has under way, counted in loads.
@@ -37,8 +37,6 @@ EMPTY_ROWS = 8
 
 #: Groups, and entries, are counted in 32 bits.
 MAX_ENTRIES = 2**31 - 1
-
-_WARP = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +52,7 @@ class GroupCooPlan:
     @property
     def teams(self) -> int:
         """Teams of a block."""
-        return self.warps * _WARP // self.lanes
+        return self.warps * WARP // self.lanes
 
     @property
     def cols(self) -> int:
@@ -64,7 +62,7 @@ class GroupCooPlan:
 
 def refusal(problem: Problem) -> str | None:
     """Return why this family has no kernel for the problem, or None."""
-    least = int(group_counts(problem.matrix.row_nnz, GROUPS[0]).sum()) * GROUPS[0]
+    least = int(ceil_divs(problem.matrix.row_nnz, GROUPS[0]).sum()) * GROUPS[0]
     if least > MAX_ENTRIES:
         return f"more than {MAX_ENTRIES} entries"
     return None
@@ -84,7 +82,7 @@ def plans(problem: Problem) -> list[GroupCooPlan]:
 def _group_lengths(problem: Problem) -> list[int]:
     """Return the group lengths that pad little; the shortest always."""
     lengths = problem.matrix.row_nnz
-    padded = {length: int(group_counts(lengths, length).sum()) * length for length in GROUPS}
+    padded = {length: int(ceil_divs(lengths, length).sum()) * length for length in GROUPS}
     limit = min(MAX_ENTRIES, MAX_PADDING * problem.matrix.nnz)
     return [length for length in GROUPS if length == GROUPS[0] or padded[length] <= limit]
 
@@ -94,19 +92,15 @@ def _widths(problem: Problem) -> list[tuple[int, int]]:
     size = problem.dtype.element_bytes
     widest = VECTOR_BYTES // size
     vector = max(width for width in (1, 2, 4, 8) if width <= widest and problem.n % width == 0)
-    fits = [width for width in WIDTHS if 1 <= width // vector <= _WARP]
-    found = [width for width in fits if width < 2 * problem.n] or [_power_of_two(problem.n)]
+    fits = [width for width in WIDTHS if 1 <= width // vector <= WARP]
+    least = 1 << (problem.n - 1).bit_length()  # the power of two that is not below
+    found = [width for width in fits if width < 2 * problem.n] or [least]
     return [(max(1, width // vector), vector) for width in found]
-
-
-def _power_of_two(number: int) -> int:
-    """Return the least power of two that is not below ``number``."""
-    return 1 << (number - 1).bit_length()
 
 
 def forecast(problem: Problem, plans: Sequence[GroupCooPlan]) -> NDArray[np.float64]:
     """Predict microseconds of each plan: each entry reads a row of B, from L1 if a block reuses it enough."""
-    counts = {group: group_counts(problem.matrix.row_nnz, group) for group in {plan.group for plan in plans}}
+    counts = {group: ceil_divs(problem.matrix.row_nnz, group) for group in {plan.group for plan in plans}}
     return np.array([_micros(problem, plan, counts[plan.group]) for plan in plans])
 
 
@@ -124,14 +118,14 @@ PART_CYCLES = 60.0
 REGISTERS = 80
 
 
-def _micros(problem: Problem, plan: GroupCooPlan, counts: NDArray[np.int64]) -> float:
+def _micros(problem: Problem, plan: GroupCooPlan, counts: Ints) -> float:
     """Predict microseconds as the root of squares of traffic, L1 and latency: none hides the others fully."""
     matrix, size, device = problem.matrix, problem.dtype.element_bytes, problem.device
     groups, longest = int(counts.sum()), int(counts.max(initial=0))
     entries = groups * plan.group
     column_blocks = ceil_div(problem.n, plan.cols)
     columns = column_blocks * plan.cols
-    threads = plan.warps * _WARP
+    threads = plan.warps * WARP
     rows = int(np.count_nonzero(counts))
     share = plan.share or groups / max(1, rows)  # teams of one row each have similar lengths
     blocks = max(1, int(np.ceil(groups / (plan.teams * share)))) if groups else 1
@@ -172,7 +166,7 @@ def pack_plan(problem: Problem, plan: GroupCooPlan) -> PackedKernel:
     columns = matrix.indices[places] if len(places) else np.zeros(0)
     blocks = len(groups.blocks) - 1
     empty_blocks = ceil_div(len(groups.empty_rows), plan.teams * EMPTY_ROWS)
-    threads = plan.warps * _WARP
+    threads = plan.warps * WARP
     settings = {
         "GROUP": plan.group,
         "DEPTH": min(plan.group, DEPTH),

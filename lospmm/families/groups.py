@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from lospmm.space.candidates import Ints, ceil_divs
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Groups:
@@ -20,18 +22,13 @@ class Groups:
     empty_rows: NDArray[np.int32]
 
 
-def group_counts(lengths: NDArray[np.int64], length: int) -> NDArray[np.int64]:
-    """Return the groups of each row, given rows of ``lengths`` entries."""
-    return -(-lengths // length)
-
-
 def make_groups(indptr: NDArray[np.int64], length: int, room: int) -> Groups:
     """Return the groups of rows with entries at ``indptr``, in blocks of ``room`` groups or of one row.
 
     Rows that are longer than a block's room come first, the longest before all: they take longest. The others keep
     their order, in which neighbours often read the same rows of B.
     """
-    counts = group_counts(np.diff(indptr), length)
+    counts = ceil_divs(np.diff(indptr), length)
     is_long = counts > room
     long_rows = np.flatnonzero(is_long)
     long_rows = long_rows[np.argsort(-counts[long_rows], kind="stable")]
@@ -42,7 +39,7 @@ def make_groups(indptr: NDArray[np.int64], length: int, room: int) -> Groups:
 
 def make_rows(indptr: NDArray[np.int64], length: int, rows: int) -> Groups:
     """Return the groups in blocks of ``rows`` rows of falling length, so that a block's rows are similar."""
-    counts = group_counts(np.diff(indptr), length)
+    counts = ceil_divs(np.diff(indptr), length)
     order = np.argsort(-counts, kind="stable")[: np.count_nonzero(counts)]
     groups, ends = _groups_of(indptr, length, order)
     return replace(
@@ -59,10 +56,7 @@ def team_starts(groups: Groups, teams: int) -> NDArray[np.int64]:
     begins, ends = groups.blocks[:-1], groups.blocks[1:]
     chunks = -(-(ends - begins) // teams)[:, np.newaxis]
     even = np.minimum(begins[:, np.newaxis] + np.arange(teams) * chunks, ends[:, np.newaxis])
-    is_first = (
-        np.concatenate(([True], groups.rows[1:] != groups.rows[:-1], [True])) if len(groups.rows) else np.ones(1, bool)
-    )
-    of_rows = np.flatnonzero(is_first)
+    of_rows = np.flatnonzero(np.diff(groups.rows, prepend=-1, append=-2))  # first groups, and the end
     after = np.searchsorted(of_rows, even)
     upper, lower = of_rows[after], of_rows[np.maximum(after - 1, 0)]
     nearest = np.where(upper - even <= even - lower, upper, lower)
@@ -73,18 +67,14 @@ def team_starts(groups: Groups, teams: int) -> NDArray[np.int64]:
 
 def row_starts(groups: Groups, teams: int) -> NDArray[np.int64]:
     """Return where each team's groups begin, if every team has one row, as in blocks of ``make_rows``."""
-    of_rows = (
-        np.flatnonzero(np.concatenate(([True], groups.rows[1:] != groups.rows[:-1])))
-        if len(groups.rows)
-        else np.zeros(0, np.int64)
-    )
+    of_rows = np.flatnonzero(np.diff(groups.rows, prepend=-1))
     missing = (len(groups.blocks) - 1) * teams + 1 - len(of_rows)
     return np.concatenate((of_rows, np.full(missing, groups.blocks[-1]))).astype(np.int64)
 
 
-def _groups_of(indptr: NDArray[np.int64], length: int, order: NDArray[np.int64]) -> tuple[Groups, NDArray[np.int64]]:
+def _groups_of(indptr: NDArray[np.int64], length: int, order: NDArray[np.int64]) -> tuple[Groups, Ints]:
     """Return the groups of non-empty rows ``order``, not yet in blocks, and where each row's groups end."""
-    counts = group_counts(np.diff(indptr), length)
+    counts = ceil_divs(np.diff(indptr), length)
     own = counts[order]
     ends = np.cumsum(own)
     total = int(ends[-1]) if len(ends) else 0
@@ -98,7 +88,7 @@ def _groups_of(indptr: NDArray[np.int64], length: int, order: NDArray[np.int64])
     return Groups(rows.astype(np.int32), places, np.zeros(1, np.int64), empty_rows), ends
 
 
-def _blocks(ends: NDArray[np.int64], long_rows: int, room: int) -> NDArray[np.int64]:
+def _blocks(ends: Ints, long_rows: int, room: int) -> NDArray[np.int64]:
     """Return where blocks begin: as many whole rows as fit, each long row alone; groups end at ``ends``."""
     starts = [0, *ends[:long_rows].tolist()]
     total = int(ends[-1]) if len(ends) else 0

@@ -4,15 +4,13 @@ Each bucket has its own number of teams of threads that share a row, so that a t
 are of one warp or of all warps of a block. All buckets are one launch, that of the longest rows first.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lospmm.families.lane import Lane, lanes
-from lospmm.families.packed import PackedKernel
-from lospmm.families.rows import BlockedRows, blocks_of, by_falling_length, forecast_of, kernel_of, teams_of
+from lospmm.families.rows import BlockedRows, blocks_of, by_falling_length, teams_of
+from lospmm.matrix.csr import SparseMatrix
 from lospmm.problem.problem import Problem
 
 WARPS = (4, 16)
@@ -35,6 +33,13 @@ class Buckets:
         """Layout of a row of C over threads."""
         return Lane(self.vector, self.team)
 
+    def blocks(self, matrix: SparseMatrix) -> BlockedRows:
+        """Return blocks with so many teams for a row, a power of two, that a team has at most ``work`` entries."""
+        _, lengths = by_falling_length(matrix)
+        shifts = range(teams_of(self).bit_length() - 1, -1, -1)
+        ends = [int(np.searchsorted(-lengths, -(self.work << shift - 1))) for shift in shifts[:-1]]
+        return blocks_of(matrix, self, list(zip(shifts, [*ends, len(lengths)], strict=True)))
+
 
 def plans(problem: Problem) -> list[Buckets]:
     """Return the plans, including the widest vectors in small teams: more teams then share a long row."""
@@ -48,21 +53,3 @@ def plans(problem: Problem) -> list[Buckets]:
         for warps in WARPS
         if work >= group and (group < GROUPS[-1] or lane.vector <= 4)
     ]
-
-
-def forecast(problem: Problem, plans: Sequence[Buckets]) -> NDArray[np.float64]:
-    """Predict the microseconds of each plan, (plans,)."""
-    return np.array([forecast_of(problem, plan, _blocks(problem, plan)) for plan in plans])
-
-
-def pack_plan(problem: Problem, plan: Buckets) -> PackedKernel:
-    """Return the kernel of a plan."""
-    return kernel_of(problem, plan, _blocks(problem, plan))
-
-
-def _blocks(problem: Problem, plan: Buckets) -> BlockedRows:
-    """Return blocks with so many teams for a row, a power of two, that a team has at most ``work`` entries."""
-    _, lengths = by_falling_length(problem.matrix)
-    shifts = range(teams_of(plan).bit_length() - 1, -1, -1)
-    ends = [int(np.searchsorted(-lengths, -(plan.work << shift - 1))) for shift in shifts[:-1]]
-    return blocks_of(problem.matrix, plan, list(zip(shifts, [*ends, len(lengths)], strict=True)))

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from lospmm.families.lane import WARP, Lane, grid_of
 from lospmm.families.packed import PLACES, PackedKernel, pack, source_of_template
-from lospmm.families.traffic import gather_micros
+from lospmm.families.traffic import L2_BYTES_PER_CYCLE_AND_SM, LAUNCH_MICROS
 from lospmm.matrix.csr import SparseMatrix
 from lospmm.problem.launch import Launch
 from lospmm.problem.problem import Problem, ceil_div
@@ -23,6 +23,22 @@ from lospmm.problem.problem import Problem, ceil_div
 MAX_NARROW_COLUMNS = 1 << 16
 
 REGISTERS = 128
+
+#: Cycles of a warp that walks a list: before its first group of entries; for a group and for each entry of it, while
+#: others wait too, and where few do; and to add up what several teams have. Fitted to hyb and csr on an H200.
+WALK_CYCLES = 2200.0
+GROUP_CYCLES, ENTRY_CYCLES = 900.0, 100.0
+LONE_GROUP_CYCLES, LONE_ENTRY_CYCLES = 500.0, 50.0
+ADD_CYCLES = 600.0
+
+#: Share of the shorter times that is not hidden behind the longest.
+NOT_HIDDEN = 0.2
+
+#: Registers of a thread beside those of the entries on their way, and of the rows of B that they name.
+WALK_REGISTERS = 40
+
+#: Bytes that the L2 cache delivers at a time.
+SECTOR_BYTES = 32
 
 
 def entry_words(problem: Problem) -> int:
@@ -44,6 +60,9 @@ class Walk(Protocol):
     @property
     def warps(self) -> int:
         """Warps of a block."""
+
+    def blocks(self, matrix: SparseMatrix) -> "BlockedRows":
+        """Return the rows in blocks."""
 
 
 def teams_of(plan: Walk) -> int:
@@ -84,26 +103,54 @@ def blocks_of(matrix: SparseMatrix, plan: Walk, ends: Sequence[tuple[int, int]])
     return BlockedRows(*found, np.maximum(1, -(-lengths[found[0]] // (plan.group << found[2]))))
 
 
-def forecast_of(problem: Problem, plan: Walk, blocks: BlockedRows) -> float:
-    """Predict microseconds: each nonzero reads a row of B from L2, group after group."""
+def forecast(problem: Problem, plans: Sequence[Walk]) -> NDArray[np.float64]:
+    """Predict the microseconds of each plan, (plans,)."""
+    return np.array([_micros(problem, plan) for plan in plans])
+
+
+def _micros(problem: Problem, plan: Walk) -> float:
+    """Predict microseconds: teams walk their entries, padding included, group after group, and gather B from L2."""
+    device, size, n, lane = problem.device, problem.dtype.element_bytes, problem.n, plan.lane
+    blocks, words = plan.blocks(problem.matrix), entry_words(problem)
     teams = blocks.rows << blocks.shifts
-    groups = float(teams @ blocks.steps)
-    return gather_micros(
-        problem,
-        plan.lane,
-        entry_words=entry_words(problem),
-        group=plan.group,
-        entries=groups * plan.group,
-        walks=float(teams.sum()),
-        groups=groups,
-        shared_walks=float(teams[blocks.shifts > 0].sum()),
-        longest=float(blocks.steps.max(initial=0)),
+    walks, shared_walks = float(teams.sum()), float(teams[blocks.shifts > 0].sum())
+    groups, longest = float(teams @ blocks.steps), float(blocks.steps.max(initial=0))
+    entries = groups * plan.group
+    across = ceil_div(n, lane.cols)
+    l2_bytes = across * (_gathered_bytes(problem, size * min(n, lane.cols)) + entries * 4 * words)
+    memory_bytes = entries * 4 * words + size * n * (problem.matrix.k + problem.matrix.m)
+    registers = WALK_REGISTERS + plan.group * (words + lane.vector * size / 4)
+    resident = device.sms * min(device.threads_per_sm, device.registers_per_sm / registers) / device.warp_size
+    warps = across * lane.team / device.warp_size
+    in_company = GROUP_CYCLES + ENTRY_CYCLES * plan.group
+    limits = (
+        l2_bytes / (L2_BYTES_PER_CYCLE_AND_SM * device.sms),
+        memory_bytes / device.memory_bandwidth * device.clock_hz,
+        warps * (walks * WALK_CYCLES + shared_walks * ADD_CYCLES + groups * in_company) / resident,
+        WALK_CYCLES + longest * (LONE_GROUP_CYCLES + LONE_ENTRY_CYCLES * plan.group),
     )
+    cycles = max(limits) + NOT_HIDDEN * (sum(limits) - max(limits))
+    return LAUNCH_MICROS + cycles / device.clock_hz * 1e6
 
 
-def kernel_of(problem: Problem, plan: Walk, blocks: BlockedRows) -> PackedKernel:
+def _gathered_bytes(problem: Problem, row_bytes: int) -> float:
+    """Return the bytes that nonzeros gather from the L2 cache, one piece of a row of B each.
+
+    The cache delivers whole sectors. Several short rows of B lie in one sector, and neighbouring nonzeros of a row of
+    A read it once; their number is estimated for random places.
+    """
+    matrix = problem.matrix
+    if row_bytes >= SECTOR_BYTES:
+        return float(matrix.nnz) * row_bytes
+    together = SECTOR_BYTES / row_bytes
+    cells = matrix.m * matrix.k
+    sectors = cells / together * (1.0 - (1.0 - matrix.nnz / max(1, cells)) ** together)
+    return float(SECTOR_BYTES * min(matrix.nnz, sectors))
+
+
+def pack_plan(problem: Problem, plan: Walk) -> PackedKernel:
     """Return the kernel of a plan of csr or hyb."""
-    dtype, epilogue, lane = problem.dtype, problem.epilogue, plan.lane
+    dtype, epilogue, lane, blocks = problem.dtype, problem.epilogue, plan.lane, plan.blocks(problem.matrix)
     grid = grid_of(ceil_div(problem.n, lane.cols), len(blocks.firsts))
     heads = _heads(problem.matrix, plan, blocks, grid[1] * grid[2])
     settings = {
