@@ -6,9 +6,8 @@
 from collections.abc import Sequence
 
 from lospmm.codegen.emission import Emission
-from lospmm.codegen.ir import KernelProgram, TileProgram
+from lospmm.codegen.ir import KernelProgram, TileProgram, describe_rows, group_tiles
 from lospmm.codegen.ops import ZERO, Op
-from lospmm.codegen.units import describe_rows, group_tiles
 from lospmm.problem.convolution import Convolution
 
 PRELUDE = """\

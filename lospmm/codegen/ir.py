@@ -35,6 +35,7 @@ C, or, under implicit im2col (section 6.2), of a convolution's input and output.
 padding a Load is zero: it and the multiply-adds that use it are left out, by a predicate of the thread.
 """
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,6 +49,10 @@ from lospmm.problem.lanes import SINGLE, Lanes
 from lospmm.problem.launch import Launch
 from lospmm.problem.problem import ceil_div
 from lospmm.space.candidates import BARRIER_BYTES
+
+#: A unit holds tiles until it has this many instructions: enough to hide the start of a compiler process (20 ms),
+#: few enough to keep every core busy to the end.
+UNIT_INSTRUCTIONS = 4_000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -167,3 +172,24 @@ def launch(program: KernelProgram) -> Launch:
     shared_bytes = program.slots * program.cols * FLOAT_BYTES + program.kept_bytes
     shared_bytes += BARRIER_BYTES * (program.split_k > 1)
     return Launch(shape, program.cols, shared_bytes=shared_bytes)
+
+
+def group_tiles(tiles: Sequence[TileProgram]) -> Iterator[range]:
+    """Yield the consecutive tile indices of each unit."""
+    start, size = 0, 0
+    for index, tile in enumerate(tiles):
+        size += len(tile.code)
+        if size >= UNIT_INSTRUCTIONS or index == len(tiles) - 1:
+            yield range(start, index + 1)
+            start, size = index + 1, 0
+
+
+def describe_rows(rows: Sequence[int]) -> str:
+    """Return the rows of A that a tile computes, for the comment above its function: ``0-31, 40, 42``."""
+    runs: list[list[int]] = []
+    for row in sorted(rows):
+        if runs and row == runs[-1][1] + 1:
+            runs[-1][1] = row
+        else:
+            runs.append([row, row])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)

@@ -16,9 +16,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from lospmm.codegen.emission import Emission
-from lospmm.codegen.ir import KernelProgram, TileProgram
+from lospmm.codegen.ir import KernelProgram, TileProgram, describe_rows, group_tiles
 from lospmm.codegen.ops import WINDOW_BYTES, ZERO, Op
-from lospmm.codegen.units import describe_rows, group_tiles
 from lospmm.errors import Unsupported
 from lospmm.problem.convolution import Convolution
 

@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from lospmm.codegen.units import describe_rows
+from lospmm.codegen.ir import describe_rows
 from lospmm.errors import VerificationFailed
 from lospmm.matrix.csr import SparseMatrix
 from lospmm.problem.accuracy import SMALLEST_NORMAL, Tolerance, off_by, tolerance_of, weights_held_to

@@ -1,11 +1,10 @@
 """kernel.sass: the listing of a kernel's tiles, shipped beside the cubin for readers of profiles."""
 
-from lospmm.codegen.ir import KernelProgram
+from lospmm.codegen.ir import KernelProgram, describe_rows
 from lospmm.codegen.ops import Op
 from lospmm.codegen.sass.fields import Generation
 from lospmm.codegen.sass.listing import text_lines
 from lospmm.codegen.sass.machine import MachineCode
-from lospmm.codegen.units import describe_rows
 
 
 def listing(program: KernelProgram, code: MachineCode, generation: Generation) -> str:
