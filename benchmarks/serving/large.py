@@ -127,13 +127,6 @@ def _below_the_diagonal() -> bytes:
     return banner + lines.replace(b" 3.5", spaces + b" 3.5")
 
 
-def _numbers(symmetry: bytes, shape: tuple[int, int], count: int) -> bytes:
-    """A dense matrix in text, of which every 40th number is a nonzero and the last is none."""
-    head = b"%%MatrixMarket matrix array real " + symmetry + b"\n%d %d\n" % shape
-    assert count % 40 == 0
-    return head + (b"1 " + b"0 " * 39) * (count // 40 - 1) + b"1 " + b"0 " * 38 + b"nan"
-
-
 def _offsets() -> bytes:
     """A pattern of as many rows and entries as may be, with an entry given twice at the end."""
     offsets = b"".join(b"%d " % min(place, NONZEROS) for place in range(SIDE)) + b"%d\n" % NONZEROS
@@ -172,8 +165,6 @@ REFUSED: Mapping[str, Callable[[], bytes]] = {
     "MatrixMarket, more entries": lambda: _text(_REAL + b"99999 99999 4000000\n", b"1 2 3.5\n"),
     "MatrixMarket, in the wrong order": lambda: _coordinates(_REAL, last=b"1 1 nan\n"),
     "MatrixMarket, symmetric": _below_the_diagonal,
-    "MatrixMarket, dense": lambda: _numbers(b"general", (1000, 133_000), 133_000_000),
-    "MatrixMarket, dense and symmetric": lambda: _numbers(b"symmetric", (16_000, 16_000), 16_000 * 16_001 // 2),
     "smtx": _offsets,
     "smtx, more numbers": lambda: _text(b"1000, 99999, 4000000\n", b"0 "),
 }

@@ -7,17 +7,28 @@ the page cache, from which a second read takes them.
 import io
 import mmap
 import os
+import struct
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import SpooledTemporaryFile
-from typing import IO, Any, TypeAlias
+from typing import IO, Any, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lospmm.matrix.csr import check_nonzeros
 
-Content: TypeAlias = bytes | mmap.mmap
+
+class MappedFile(mmap.mmap):
+    """A mapped file, which ``zipfile`` can read."""
+
+    def seekable(self) -> bool:
+        """Return True."""
+        return True
+
+
+Content: TypeAlias = bytes | MappedFile
 
 #: Bytes that are read between two calls of ``give_back``.
 PIECE_BYTES = 4 << 20
@@ -37,12 +48,12 @@ def content_of(file: IO[bytes]) -> Content:
     descriptor = file.fileno()
     file.flush()
     if os.fstat(descriptor).st_size > SMALL_BYTES:
-        return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
+        return MappedFile(descriptor, 0, access=mmap.ACCESS_READ)
     file.seek(0)
     return file.read()
 
 
-class LocalFile(mmap.mmap):
+class LocalFile(MappedFile):
     """A mapped file of this machine, and its folder, where it may name other files."""
 
     folder: Path
@@ -61,41 +72,25 @@ def give_back(content: Content | memoryview) -> None:
         content.madvise(mmap.MADV_DONTNEED)
 
 
-def pieces(content: Content, start: int, end: int) -> Iterator[bytes]:
-    """Yield the bytes from ``start`` to ``end`` by PIECE_BYTES, releasing each piece before the next."""
-    for at in range(start, end, PIECE_BYTES):
-        yield content[at : min(at + PIECE_BYTES, end)]
+def pieces(content: Content, part: Content | memoryview) -> Iterator[bytes | memoryview]:
+    """Yield a ``part`` of the content by PIECE_BYTES, releasing each piece before the next."""
+    for at in range(0, len(part), PIECE_BYTES):
+        yield part[at : at + PIECE_BYTES]
         give_back(content)
 
 
-class Opened(io.RawIOBase):
-    """File-like view of the content."""
+def opened_content(content: Content) -> IO[bytes]:
+    """Return the content as a file."""
+    return cast(IO[bytes], content) if isinstance(content, MappedFile) else io.BytesIO(content)
 
-    def __init__(self, content: Content) -> None:
-        self._content, self._at = content, 0
 
-    def readable(self) -> bool:
-        """Return True."""
-        return True
-
-    def seekable(self) -> bool:
-        """Return True."""
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Go to a place, and return it."""
-        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: len(self._content)}[whence]
-        if start + offset < 0:
-            raise OSError("a place before the beginning")
-        self._at = start + offset
-        return self._at
-
-    def readinto(self, buffer: Any) -> int:
-        """Fill the buffer as far as there are bytes, and return how many."""
-        piece = self._content[self._at : self._at + len(buffer)]
-        buffer[: len(piece)] = piece
-        self._at += len(piece)
-        return len(piece)
+def member_bytes(content: Content, member: zipfile.ZipInfo) -> memoryview:
+    """Return the bytes of an uncompressed member of a zip archive in place. Raises BadZipFile or struct.error."""
+    name_bytes, extra_bytes = struct.unpack_from("<HH", content, member.header_offset + 26)
+    start = member.header_offset + 30 + name_bytes + extra_bytes
+    if start + member.file_size > len(content):
+        raise zipfile.BadZipFile(f"member {member.filename[:80]!r} ends behind the file")
+    return memoryview(content)[start : start + member.file_size]
 
 
 Array = NDArray[Any]

@@ -27,7 +27,7 @@ from lospmm.matrix.csr import (
     from_coo,
     from_csr,
 )
-from lospmm.matrix.mapped import PIECE_BYTES, Content, Opened, give_back, nonzeros, pieces
+from lospmm.matrix.mapped import PIECE_BYTES, Content, give_back, member_bytes, nonzeros, opened_content, pieces
 from lospmm.settings import settings
 
 Array = NDArray[Any]
@@ -60,9 +60,6 @@ _FORTRAN = re.compile(r"""['"]fortran_order['"]\s*:\s*(True|False)""")
 _SHAPE = re.compile(r"""['"]shape['"]\s*:\s*\(([\d,\s]*)\)""")
 
 _DTYPE = re.compile(r"[<>|=]?(?:f[248]|[iu][1248]|b1|[SU][1-9]\d{0,2})")
-
-#: The header before the bytes of a member, of which only the lengths of its name and its extra field matter here.
-_LOCAL_HEADER = struct.Struct("<26x2H")
 
 #: What the zip and deflate decoders of the standard library raise for damaged bytes.
 _DAMAGE = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, OSError, RuntimeError, ValueError)
@@ -116,10 +113,10 @@ def sparse_of(arrays: Arrays, content: Content) -> SparseMatrix:
 def archive(content: Content) -> dict[str, Array]:
     """Return those arrays of an ``.npz`` that a sparse matrix may need, by name, or its only one. Raises BadMatrix."""
     # Each member costs zipfile a directory entry with this signature, so this bounds its memory before it parses.
-    if sum(piece.count(_DIRECTORY_ENTRY) for piece in pieces(content, 0, len(content))) > MAX_MEMBERS:
+    if sum(bytes(piece).count(_DIRECTORY_ENTRY) for piece in pieces(content, content)) > MAX_MEMBERS:
         raise BadMatrix(f"the archive has more than {MAX_MEMBERS} members; a sparse matrix needs six")
     try:
-        with zipfile.ZipFile(io.BufferedReader(Opened(content))) as opened:
+        with zipfile.ZipFile(opened_content(content)) as opened:
             members = opened.infolist()
             _check_members(members, len(content))
             return {
@@ -219,16 +216,12 @@ def _inflated(stream: IO[bytes], size: int, archive_content: Content) -> memoryv
 
 def _stored(member: zipfile.ZipInfo, archive_content: Content) -> memoryview:
     """Return the bytes of an uncompressed member in place. Raises BadZipFile if the checksum differs."""
-    header = archive_content[member.header_offset : member.header_offset + _LOCAL_HEADER.size]
-    name_bytes, extra_bytes = _LOCAL_HEADER.unpack(header)
-    start = member.header_offset + _LOCAL_HEADER.size + name_bytes + extra_bytes
-    end = min(start + member.file_size, len(archive_content))
-    checksum = 0
-    for piece in pieces(archive_content, start, end):
+    content, checksum = member_bytes(archive_content, member), 0
+    for piece in pieces(archive_content, content):
         checksum = zlib.crc32(piece, checksum)
     if checksum != member.CRC:
         raise zipfile.BadZipFile(f"Bad CRC-32 for file {member.filename!r}")
-    return memoryview(archive_content)[start:end]
+    return content
 
 
 def _stem(filename: str) -> str:
@@ -355,28 +348,16 @@ LAYOUTS: dict[str, Callable[[tuple[int, int], Arrays, Content], SparseMatrix]] =
 
 _ARRAY_NAMES = frozenset({"format", "shape", "data", "indptr", "indices", "row", "col", "coords", "offsets"})
 
-#: The earliest date that a zip file can hold.
-_NO_DATE = (1980, 1, 1, 0, 0, 0)
-
-#: "Unix", so that the field does not depend on the machine (zip's APPNOTE, 4.4.2).
-_CREATE_SYSTEM = 3
-
 
 def write_npz(matrix: SparseMatrix) -> bytes:
     """Return the matrix as an ``.npz`` file: 6 bytes a nonzero, 8 of a wide matrix, 4 a row, a kilobyte of headers."""
-    arrays = {
-        "format": np.array(b"csr"),
-        "shape": np.array([matrix.m, matrix.k], dtype="<i8"),
-        "indptr": matrix.indptr.astype("<i4"),  # LOSPMM_MAX_NONZEROS or not, a kernel stays far below 2**31 nonzeros
-        "indices": matrix.indices.astype("<u2" if matrix.k <= 1 << 16 else "<i4"),
-        "data": matrix.data.astype("<f4"),
-    }
     content = io.BytesIO()
-    with zipfile.ZipFile(content, "w", zipfile.ZIP_STORED) as archive:
-        for name, array in arrays.items():
-            member = zipfile.ZipInfo(f"{name}.npy", _NO_DATE)
-            member.create_system = _CREATE_SYSTEM
-            file = io.BytesIO()
-            np.lib.format.write_array(file, array, version=(1, 0), allow_pickle=False)
-            archive.writestr(member, file.getvalue())
+    np.savez(
+        content,
+        format=np.array(b"csr"),
+        shape=np.array([matrix.m, matrix.k], dtype="<i8"),
+        indptr=matrix.indptr.astype("<i4"),  # LOSPMM_MAX_NONZEROS or not, a kernel stays far below 2**31 nonzeros
+        indices=matrix.indices.astype("<u2" if matrix.k <= 1 << 16 else "<i4"),
+        data=matrix.data.astype("<f4"),
+    )
     return content.getvalue()

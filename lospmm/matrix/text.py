@@ -46,11 +46,8 @@ def read_smtx(content: Content) -> SparseMatrix:
 def read_mtx(content: Content) -> tuple[SparseMatrix, bool]:
     """Return the matrix of a MatrixMarket file, and whether it is a pattern (all values are then ones)."""
     banner, at = _line(content, 0)
-    layout, field, symmetry = _banner(banner)
+    field, symmetry = _banner(banner)
     sizes, at = _skip_comments(content, at)
-    if layout == "array":
-        shape = check_shape(_counts(sizes.split(), ("rows", "columns")))
-        return _array(content, at, shape, symmetric=symmetry == "symmetric"), False
     m, k, entries = _counts(sizes.split(), ("rows", "columns", "entries"))
     check_shape((m, k))
     check_nonzeros(entries)
@@ -68,33 +65,10 @@ def read_mtx(content: Content) -> tuple[SparseMatrix, bool]:
     cols: NDArray[np.integer] = _from_one(index[1], k, "column index")
     del index  # frees its memory now
     if symmetry == "symmetric":
-        _check_square((m, k))
+        if m != k:
+            raise BadMatrix(f"a symmetric matrix is square, not {m} x {k}")
         rows, cols, values = _mirrored(rows, cols, values)
     return from_coo((m, k), rows, cols, values), field == "pattern"
-
-
-def _array(content: Content, at: int, shape: tuple[int, int], *, symmetric: bool) -> SparseMatrix:
-    """Return the nonzeros of a dense column-major matrix; a symmetric one stores its lower triangle."""
-    m, k = shape
-    if symmetric:
-        _check_square(shape)
-    numbers = m * (m + 1) // 2 if symmetric else m * k
-    _check_count(content, at, numbers)
-    found: list[tuple[NDArray[np.int64], NDArray[np.float64]]] = []
-    filled = count = 0
-    for piece in _numbers(content, at, numbers):
-        kept = np.flatnonzero(piece)
-        found.append((kept + filled, piece[kept]))
-        filled, count = filled + len(piece), count + len(kept)
-        check_nonzeros(count)
-    position = np.concatenate([places for places, _ in found])
-    values = np.concatenate([values for _, values in found])
-    found.clear()
-    if not symmetric:
-        return from_coo(shape, position % m, position // m, values)
-    starts = np.concatenate(([0], np.cumsum(np.arange(m, 1, -1))))  # first number of each column of the triangle
-    cols = np.searchsorted(starts, position, side="right") - 1
-    return from_coo(shape, *_mirrored(position - starts[cols] + cols, cols, values))
 
 
 def _mirrored(
@@ -110,15 +84,15 @@ def _mirrored(
     )
 
 
-def _banner(line: str) -> tuple[str, str, str]:
-    """Return layout, field and symmetry of the first line."""
+def _banner(line: str) -> tuple[str, str]:
+    """Return field and symmetry of the first line."""
     words = line.lower().split()
     if len(words) != 5 or words[1] != "matrix":
         raise BadMatrix(f"line 1, {line[:60]!r}, is not '%%MatrixMarket matrix LAYOUT FIELD SYMMETRY'")
     layout, field, symmetry = words[2:]
     choices = (
-        ("layout", layout, ("coordinate", "array")),
-        ("field", field, ("real", "integer", "pattern") if layout == "coordinate" else ("real", "integer")),
+        ("layout", layout, ("coordinate",)),
+        ("field", field, ("real", "integer", "pattern")),
         ("symmetry", symmetry, ("general", "symmetric")),
     )
     for noun, found, known in choices:
@@ -126,7 +100,7 @@ def _banner(line: str) -> tuple[str, str, str]:
             raise BadMatrix(
                 f"line 1: {noun} {found[:20]!r} is not supported, only {', '.join(known)}; convert the file"
             )
-    return layout, field, symmetry
+    return field, symmetry
 
 
 def _skip_comments(content: Content, at: int) -> tuple[str, int]:
@@ -226,8 +200,3 @@ def _from_one(index: NDArray[np.int64], side: int, noun: str) -> NDArray[np.int3
     check_indices(noun, index, 1, side)
     index -= 1
     return index.astype(np.int32)
-
-
-def _check_square(shape: tuple[int, int]) -> None:
-    if shape[0] != shape[1]:
-        raise BadMatrix(f"a symmetric matrix is square, not {shape[0]} x {shape[1]}")

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from lospmm.errors import BadMatrix
-from lospmm.matrix.mapped import Content, Opened
+from lospmm.matrix.mapped import Content, member_bytes, opened_content
 
 #: How a file begins: a zip archive whose first member is one of these.
 BEGINNING = re.compile(rb"PK\x03\x04.{26}[^/]{1,200}/(data\.pkl|\.format_version|byteorder|version)", re.DOTALL)
@@ -72,7 +72,7 @@ def tensors_of(content: Content) -> dict[str, dict[str, Any]]:
     try:
         if _directory_bytes(content) > _DIRECTORY_BYTES:
             raise BadMatrix(f"its archive has a directory of more than {_DIRECTORY_BYTES} bytes")
-        with zipfile.ZipFile(io.BufferedReader(Opened(content))) as opened:
+        with zipfile.ZipFile(opened_content(content)) as opened:
             members = {member.filename.partition("/")[2]: member for member in opened.infolist()}
             views = {name: _view(content, member) for name, member in members.items()}
     except (zipfile.BadZipFile, OSError, ValueError, struct.error, NotImplementedError) as error:
@@ -104,11 +104,7 @@ def _view(content: Content, member: zipfile.ZipInfo) -> memoryview:
     """Return the bytes of a member, which is not compressed, where they lie."""
     if member.compress_type != zipfile.ZIP_STORED:
         raise ValueError(f"member {member.filename[:80]!r} is compressed")
-    name_bytes, extra_bytes = struct.unpack("<HH", content[member.header_offset + 26 : member.header_offset + 30])
-    start = member.header_offset + 30 + name_bytes + extra_bytes
-    if start + member.file_size > len(content):
-        raise ValueError(f"member {member.filename[:80]!r} ends behind the file")
-    return memoryview(content)[start : start + member.file_size]
+    return member_bytes(content, member)
 
 
 def _unpickled(pickled: bytes, views: Mapping[str, memoryview]) -> object:

@@ -22,7 +22,6 @@ SOUND = {
     "dia.npz": saved(scipy.sparse.save_npz, scipy.sparse.dia_array(PRUNED), compressed=False),
     "coo.npz": saved(scipy.sparse.save_npz, scipy.sparse.coo_array(PRUNED), compressed=False),
     "a.mtx": saved(scipy.io.mmwrite, scipy.sparse.coo_array(PRUNED)),
-    "array.mtx": saved(scipy.io.mmwrite, PRUNED),
     "a.smtx": smtx(PRUNED),
     "a.safetensors": save_tensors({"w": PRUNED}),
 }

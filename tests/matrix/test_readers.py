@@ -67,15 +67,6 @@ def test_mtx_coordinate_round_trip(weights):
     assert (file.matrix, file.values) == (from_dense(weights), "stored")
 
 
-@given(WEIGHTS, st.booleans())
-def test_mtx_array_round_trip(weights, symmetric):
-    if symmetric:
-        side = min(weights.shape)
-        weights = np.tril(weights[:side, :side]) + np.tril(weights[:side, :side], -1).T
-    content = saved(scipy.io.mmwrite, weights, precision=9, symmetry="symmetric" if symmetric else "general")
-    assert read_bytes(content, "layer.mtx").matrix == from_dense(weights)
-
-
 def test_mtx_symmetric_coordinates():
     content = b"%%MatrixMarket matrix coordinate integer symmetric\n\n% why\n3 3 3\n1 1 4\n2 1 -5\n3 2 6\n"
     expected = np.array([[4, -5, 0], [-5, 0, 6], [0, 6, 0]])
