@@ -104,17 +104,26 @@ def set_bias(form: NDArray[np.void], code: NDArray[np.void], registers: NDArray[
         form["stall"][places[np.diff(places, append=-1) != 1]] = SETTLED_STALL
 
 
-def rectified(form: NDArray[np.void], code: NDArray[np.void], registers: NDArray[np.uint8]) -> list[Piece]:
-    """Return the ReLU of each run of stores, which keeps NaN; it takes over the first store's wait."""
+def changed(op: Opcode, held: NDArray[np.uint8]) -> NDArray[np.void]:
+    """Return instructions that change sums before they are stored, one or more: ReLU, which keeps NaN, or rounding."""
+    form = blank(len(held))
+    form["op"], form["rd"], form["ra"], form["rb"] = op, held, RZ, held
+    form["stall"][-1] = SETTLED_STALL
+    return form
+
+
+def before_stores(
+    form: NDArray[np.void], code: NDArray[np.void], registers: NDArray[np.uint8], op: Opcode
+) -> list[Piece]:
+    """Return what changes the sums of each run of stores; it takes over the first store's wait."""
     pieces: list[Piece] = []
     for run in runs_of(np.flatnonzero(code["op"] == Op.STORE)):
         sources = code["source"][run]
         held = registers[sources[sources != ZERO]]
         if len(held):
-            maxima = blank(len(held))
-            maxima["op"], maxima["rd"], maxima["ra"], maxima["rb"] = Opcode.FMNMX_NAN, held, RZ, held
-            maxima["stall"][-1], maxima["wait"][0] = SETTLED_STALL, form["wait"][run[0]]
-            pieces.append((int(run[0]), maxima))
+            rows = changed(op, held)
+            rows["wait"][0] = form["wait"][run[0]]
+            pieces.append((int(run[0]), rows))
     return pieces
 
 

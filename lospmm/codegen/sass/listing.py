@@ -36,28 +36,22 @@ _PREFIX = (
 
 def text(form: NDArray[np.void], generation: Generation) -> list[str]:
     """Return each instruction as nvdisasm prints it, without the semicolon, for code at address 0."""
-    return _lines(form, generation, _guards, "")
+    return [line.partition("] ")[2].removesuffix(" ;") for line in text_lines(form, generation)]
 
 
 def text_lines(form: NDArray[np.void], generation: Generation) -> list[str]:
     """Return one line per instruction, control fields first, as shipped beside a cubin."""
-    return _lines(form, generation, lambda keys: [_control(key) + " " for key in keys], " ;")
-
-
-def _lines(
-    form: NDArray[np.void], generation: Generation, prefix: Callable[[list[int]], list[str]], end: str
-) -> list[str]:
     keys = np.zeros(len(form), np.uint32)
     for name, low, _ in _PREFIX:
         keys |= form[name].astype(np.uint32) << np.uint32(low)
     distinct, inverse = np.unique(keys, return_inverse=True)
-    prefixes = np.array(prefix(distinct.tolist()), object)[inverse]
+    prefixes = np.array(list(map(_control, distinct.tolist())), object)[inverse]
     lines = np.empty(len(form), object)
     for op in np.flatnonzero(np.bincount(form["op"], minlength=1)).tolist():
         where = np.flatnonzero(form["op"] == op)
         row = generation.by_op[op]
         template, columns = _columns(row, form[where], where)
-        lines[where] = list(map(f"%s{template}{end}".__mod__, zip(prefixes[where].tolist(), *columns, strict=True)))
+        lines[where] = list(map(f"%s{template} ;".__mod__, zip(prefixes[where].tolist(), *columns, strict=True)))
     return list(lines)
 
 
@@ -182,23 +176,11 @@ _OPERANDS: dict[str, Callable[[NDArray[np.void], NDArray[np.int64]], list[object
 }
 
 
-def _parts(key: int) -> dict[str, int]:
-    return {name: key >> low & (1 << width) - 1 for name, low, width in _PREFIX}
-
-
-def _guards(keys: list[int]) -> list[str]:
-    return [_guard(**_parts(key)) for key in keys]
-
-
-def _guard(predicate: int, predicate_negated: int, **_: int) -> str:
-    if predicate == PT and not predicate_negated:
-        return ""
-    return f"@{'!' if predicate_negated else ''}{_PREDICATES[predicate]} "
-
-
 def _control(key: int) -> str:
-    parts = _parts(key)
+    parts = {name: key >> low & (1 << width) - 1 for name, low, width in _PREFIX}
     waits = "".join(str(bit) if parts["wait"] >> bit & 1 else "-" for bit in range(6))
     read, write = ("-" if parts[name] == NO_BARRIER else str(parts[name]) for name in ("read_barrier", "write_barrier"))
     yields = "Y" if parts["yields"] else "-"
-    return f"[B{waits}:R{read}:W{write}:{yields}:S{parts['stall']:02}] {_guard(**parts)}".rstrip()
+    guard = f"@{'!' * parts['predicate_negated']}{_PREDICATES[parts['predicate']]} "
+    is_always = parts["predicate"] == PT and not parts["predicate_negated"]
+    return f"[B{waits}:R{read}:W{write}:{yields}:S{parts['stall']:02}] {'' if is_always else guard}"

@@ -6,7 +6,7 @@ memory. Where several blocks share a tile, two more: where mailboxes are, and th
 slots of a block lie row after row, one element per thread.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,14 +55,6 @@ class EntryRegisters:
 ENTRY = EntryRegisters(b=2, c=4, descriptor=6)
 CLUSTER_ENTRY = EntryRegisters(b=2, c=4, descriptor=8, peers=6, slot_bytes=0)
 WALKS_ENTRY = EntryRegisters(b=2, c=4, descriptor=8, kept=9)
-
-
-def entry_for(*, is_shared: bool, has_residual: bool, is_padded: bool) -> EntryRegisters:
-    """Return the entry of tiles that blocks share, that add a residual, or that have padding."""
-    entry = CLUSTER_ENTRY if is_shared else ENTRY
-    if has_residual:
-        entry = replace(entry, residual=8 if is_shared else 6)
-    return replace(entry, padded=1 if is_shared else 0) if is_padded else entry
 
 
 #: Registers that the hardware keeps.

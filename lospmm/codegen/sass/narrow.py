@@ -14,9 +14,9 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from lospmm.codegen.ops import ZERO, Op
+from lospmm.codegen.ops import Op
 from lospmm.codegen.sass import layer
-from lospmm.codegen.sass.form import RZ, Opcode, blank
+from lospmm.codegen.sass.form import Opcode, blank
 from lospmm.codegen.sass.ring import filling, last_filled
 from lospmm.problem.dtype import Dtype
 
@@ -32,7 +32,7 @@ _OPERANDS = ("op", "rd", "ra", "rb", "immediate")
 _WIDENING: Mapping[str, tuple[Opcode, str, int]] = MappingProxyType(
     {"float16": (Opcode.HADD2_F32, "rb", 0), "bfloat16": (Opcode.SHF_L, "ra", 16)}
 )
-_ROUNDING: Mapping[str, Opcode] = MappingProxyType({"float16": Opcode.F2FP_F16, "bfloat16": Opcode.F2FP_BF16})
+ROUNDING: Mapping[str, Opcode] = MappingProxyType({"float16": Opcode.F2FP_F16, "bfloat16": Opcode.F2FP_BF16})
 
 
 def widened(code: NDArray[np.void], buffers: int) -> NDArray[np.void]:
@@ -106,20 +106,4 @@ def widened_residuals(
         rows = _converted(registers[code["target"][run]], dtype)
         rows["wait"][0], rows["stall"][-1] = form["wait"][place], layer.SETTLED_STALL
         pieces.append((place, rows))
-    return pieces
-
-
-def rounded(
-    form: NDArray[np.void], code: NDArray[np.void], registers: NDArray[np.uint8], dtype: Dtype
-) -> list[layer.Piece]:
-    """Return the roundings before each run of stores; they take over the wait of its first store."""
-    pieces: list[layer.Piece] = []
-    for run in layer.runs_of(np.flatnonzero(code["op"] == Op.STORE)):
-        sources = code["source"][run]
-        held = registers[sources[sources != ZERO]]
-        if len(held):
-            rows = blank(len(held))
-            rows["op"], rows["rd"], rows["ra"], rows["rb"] = _ROUNDING[dtype.name], held, RZ, held
-            rows["wait"][0], rows["stall"][-1] = form["wait"][run[0]], layer.SETTLED_STALL
-            pieces.append((int(run[0]), rows))
     return pieces

@@ -13,7 +13,7 @@ here is all that the hardware does not find out for itself (control fields as in
 - padding, bias, residual, ReLU and long rows are in ``layer``, elements of 16 bits in ``narrow``.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +32,7 @@ from lospmm.codegen.sass.addresses import (
 from lospmm.codegen.sass.early import stored_early
 from lospmm.codegen.sass.exchange import Mailbox, exchange
 from lospmm.codegen.sass.form import RZ, Opcode, blank
-from lospmm.codegen.sass.machine import HARDWARE_REGISTERS, WALKS_ENTRY, EntryRegisters, entry_for
+from lospmm.codegen.sass.machine import CLUSTER_ENTRY, ENTRY, HARDWARE_REGISTERS, WALKS_ENTRY, EntryRegisters
 from lospmm.codegen.sass.ring import filling, last_filled
 from lospmm.problem.dtype import FLOAT_BYTES
 from lospmm.problem.lanes import FLOAT_SUMS
@@ -76,9 +76,11 @@ def entry_of(program: KernelProgram) -> EntryRegisters:
     """Return the registers that the prologue fills for the tiles of ``program``."""
     if program.walks > 1:
         return WALKS_ENTRY
-    return entry_for(
-        is_shared=program.split_k > 1, has_residual=program.epilogue.residual, is_padded=program.is_guarded
-    )
+    is_shared = program.split_k > 1
+    entry = CLUSTER_ENTRY if is_shared else ENTRY
+    if program.epilogue.residual:
+        entry = replace(entry, residual=8 if is_shared else 6)
+    return replace(entry, padded=1 if is_shared else 0) if program.is_guarded else entry
 
 
 def schedule_tile(tile: TileProgram, program: KernelProgram) -> tuple[NDArray[np.void], int]:
@@ -113,7 +115,7 @@ def schedule_tile(tile: TileProgram, program: KernelProgram) -> tuple[NDArray[np
     if begun_anew or not program.epilogue.is_plain:
         pieces += _epilogue(form, code, registers, program)
     if is_narrow:
-        pieces += narrow.rounded(form, code, registers.accumulators, program.dtype)
+        pieces += layer.before_stores(form, code, registers.accumulators, narrow.ROUNDING[program.dtype.name])
     if entry.peers is not None:
         assert program.cols is not None, "addresses of the mailbox are constants"
         mailbox = Mailbox(tile.slots, program.cols * FLOAT_BYTES)
@@ -200,7 +202,9 @@ def _epilogue(
     for run in np.split(stores, np.searchsorted(stores, behind)):
         pause(form, run[ADDRESSES_OUTSTANDING::ADDRESSES_OUTSTANDING])
     pause(form, behind)
-    return pieces + (layer.rectified(form, code, registers.accumulators) if program.epilogue.relu else [])
+    if program.epilogue.relu:
+        pieces += layer.before_stores(form, code, registers.accumulators, Opcode.FMNMX_NAN)
+    return pieces
 
 
 def _set_scoreboards(

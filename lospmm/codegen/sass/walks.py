@@ -285,7 +285,7 @@ class _Walker:
                 continue
             held = np.append(self.registers.accumulators, np.uint8(RZ))[run["source"]]
             if self.program.epilogue.relu:
-                form += _rectified(held[held != RZ])
+                form += [layer.changed(Opcode.FMNMX_NAN, some)] if len(some := held[held != RZ]) else []
             stores, places = blank(len(run)), run["target"].astype(np.int64) * row_bytes
             stores["op"], stores["ra"], stores["rb"] = Opcode.STG, self.entry.c, held
             stores["ur"], stores["bytes"] = self.entry.descriptor, stored_bytes
@@ -342,16 +342,6 @@ class _Walker:
         form["bytes"], form["offset"] = words * FLOAT_BYTES, offsets
         form["write_barrier" if op == Opcode.LDS else "read_barrier"] = ADDRESS_SCOREBOARD
         return form
-
-
-def _rectified(held: NDArray[np.uint8]) -> list[Form]:
-    """Return a ReLU that keeps NaN."""
-    if not len(held):
-        return []
-    form = blank(len(held))
-    form["op"], form["rd"], form["ra"], form["rb"] = Opcode.FMNMX_NAN, held, RZ, held
-    form["stall"][-1] = layer.SETTLED_STALL
-    return [form]
 
 
 def _settled() -> Form:
