@@ -59,33 +59,23 @@ def build(
 
     Raises Unsupported, ToolchainFault, and CancelledError.
     """
-
-    def compiled(emission: Emission, registers: int) -> Binary:
-        return compile_kernel(
-            emission,
-            arch=problem.device.arch,
-            registers=registers,
-            store=store,
-            workers=workers,
-            progress=progress,
-            cancel=cancel,
-        )
-
+    arch = problem.device.arch
+    compiled = partial(compile_kernel, arch=arch, store=store, workers=workers, progress=progress, cancel=cancel)
     if not candidate.is_unrolled:
         with stage("emit"):
             prepare(problem, [candidate], store)
             kernel = FAMILIES[candidate.family].pack(problem, candidate.plan)
             emission = emission_of(kernel)
         with stage("compile"):
-            binary = compiled(emission, kernel.registers)
+            binary = compiled(emission, registers=kernel.registers)
         found = Compiled(binary.cubin, kernel.entry, kernel.launch)
         return Build(emission.language, found, binary, problem.dtype, kernel=kernel, source=kernel.source)
     with stage("emit"):
         candidate = replace(candidate, plan=with_swaps(problem, candidate.plan))
         program = lower(problem, candidate.plan)
-        emission = emit(program, emitter, problem.device.arch)
+        emission = emit(program, emitter, arch)
     with stage("compile"):
-        binary = compiled(emission, program.registers)
+        binary = compiled(emission, registers=program.registers)
     found = Compiled(binary.cubin, program.name, launch(program))
     made = emission.language, found, binary, program.dtype, program.words
     return Build(*made, candidate=candidate, program=program, emission=emission)

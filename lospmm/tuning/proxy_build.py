@@ -1,12 +1,10 @@
 """Proxies of unrolled candidates (section 5), and their compilation."""
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
 
 from lospmm.codegen import emit
 from lospmm.codegen.ir import KernelProgram
-from lospmm.problem.launch import Launch
 from lospmm.problem.problem import Problem
 from lospmm.space.candidates import UnrolledPlan
 from lospmm.store import Store
@@ -15,17 +13,14 @@ from lospmm_proxies import proxies
 from lospmm_proxies.launch import kernel_launch, proxy_launch
 from lospmm_proxies.trial import ProxyKernel
 
-#: Launches that differ from section 5.2, by emitter. A proxy in machine code has its kernel's registers, and so its
-#: occupancy; the shared memory of Equation 6 ranked short kernels worse (docs/results.md).
-LAUNCHES: Mapping[str, Callable[[Problem, UnrolledPlan], Launch]] = MappingProxyType({"sass": kernel_launch})
-
 
 def proxies_of(problem: Problem, candidates: Sequence[UnrolledPlan], emitter: str) -> list[ProxyKernel]:
     """Return the proxies of ``candidates``, with their launches in the language of ``emitter``.
 
-    Raises BadRequest if one does not fit.
+    A proxy in machine code has its kernel's registers, and so its occupancy; the shared memory of Equation 6 (section
+    5.2) ranked short kernels worse (docs/results.md). Raises BadRequest if one does not fit.
     """
-    return proxies(problem, candidates, LAUNCHES.get(emitter, proxy_launch))
+    return proxies(problem, candidates, kernel_launch if emitter == "sass" else proxy_launch)
 
 
 def compile_proxy(

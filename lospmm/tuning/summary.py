@@ -1,9 +1,7 @@
 """The manifest of a finished tuning: the request, the search, and the kernel."""
 
 import hashlib
-from collections.abc import Mapping
 from dataclasses import asdict, replace
-from types import MappingProxyType
 from typing import Any
 
 from lospmm.artifact.manifest import (
@@ -29,9 +27,6 @@ from lospmm.tuning.options import DENSE, Options
 from lospmm.tuning.outcome import Outcome
 from lospmm.tuning.trial import settled
 from lospmm.version import __version__
-
-#: The manifest's ``chosen_by`` if nothing is timed, by ranker; "model" for others.
-CHOSEN_BY: Mapping[str, str] = MappingProxyType({"none": "estimate"})
 
 
 def manifest(outcome: Outcome, seconds: dict[str, float]) -> Manifest:
@@ -162,7 +157,7 @@ def search_summary(
     """Return the summary of the search. ``estimated_micros`` is the estimate of the built kernel."""
     choice = known.choice
     space = None if choice is None else choice.space
-    by_ranker = "estimate" if choice is None else CHOSEN_BY.get(options.ranker, "model")
+    by_ranker = "estimate" if choice is None or options.ranker == "none" else "model"
     return SearchSummary(
         space=0 if space is None else space.size,
         after_registers=0 if space is None else space.after("registers"),
