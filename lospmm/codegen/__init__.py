@@ -15,10 +15,11 @@ from types import MappingProxyType
 
 from lospmm.codegen import cuda, ptx
 from lospmm.codegen.emission import Emission
-from lospmm.codegen.ir import KernelProgram
+from lospmm.codegen.ir import KernelProgram, describe_rows
+from lospmm.codegen.ops import Op
 from lospmm.codegen.sass import emit as sass
 from lospmm.codegen.sass.generations import generation_of
-from lospmm.codegen.sass.source import listing
+from lospmm.codegen.sass.listing import text_lines
 from lospmm.errors import Unsupported
 from lospmm.problem.lanes import SINGLE
 
@@ -68,4 +69,12 @@ def source_of(program: KernelProgram, emission: Emission, arch: str) -> str:
     """Return the text that is shipped beside the cubin: the source, or the listing of machine code."""
     if emission.machine is None:
         return emission.source
-    return listing(program, emission.machine, generation_of(arch))
+    code = emission.machine
+    lines, starts = text_lines(code.form, generation_of(arch)), code.starts.tolist()
+    parts = [f"// {program.name} for {arch}: the tiles; the cubin holds the prologue before them"]
+    for index, (start, end) in enumerate(zip(starts, [*starts[1:], len(lines)], strict=True)):
+        stores = program.tiles[index].code
+        rows = stores["target"][stores["op"] == Op.STORE].tolist()
+        parts.append(f"\n// tile {index}: rows {describe_rows(rows)}")
+        parts += lines[start:end]
+    return "\n".join(parts) + "\n"

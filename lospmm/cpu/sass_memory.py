@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from lospmm.codegen.sass.form import RZ, Instruction, Opcode
 from lospmm.cpu.fault import SassFault
 from lospmm.cpu.geometry import CODE_ADDRESS
-from lospmm.cpu.halves import bits_of, values_of
+from lospmm.cpu.rounding import bits_of, values_of
 from lospmm.cpu.sass_arithmetic import target_of
 from lospmm.cpu.warp import WORD_MASK, Operand, Warp
 from lospmm.problem.dtype import FLOAT_BYTES

@@ -10,7 +10,7 @@ from lospmm.codegen import emit, source_of
 from lospmm.codegen.emission import Emission
 from lospmm.codegen.ir import KernelProgram, launch
 from lospmm.codegen.lower import lower, with_swaps
-from lospmm.codegen.sass.reserve import layer_registers, reserved_registers
+from lospmm.codegen.sass.scheduler import layer_registers, reserved_registers
 from lospmm.families import FAMILIES, shared_of
 from lospmm.families.candidate import Candidate
 from lospmm.families.packed import PackedKernel

@@ -16,7 +16,7 @@ from lospmm.codegen.sass.form import Opcode
 from lospmm.codegen.sass.half import PRODUCTS, packed
 from lospmm.codegen.sass.machine import MachineCode
 from lospmm.cpu.geometry import geometry_of
-from lospmm.cpu.halves import bfloat_multiply_add, half_multiply_add
+from lospmm.cpu.rounding import bfloat_multiply_add, half_multiply_add
 from lospmm.cpu.sass_machine import execute
 from lospmm.errors import Unsupported, VerificationFailed
 from lospmm.matrix.csr import SparseMatrix

@@ -16,7 +16,7 @@ from lospmm.codegen.lower import lower
 from lospmm.codegen.sass.form import NO_BARRIER, Opcode
 from lospmm.cpu import execute
 from lospmm.cpu.geometry import geometry_of
-from lospmm.cpu.halves import bits_of, values_of
+from lospmm.cpu.rounding import bits_of, values_of
 from lospmm.cpu.verify import verify_on_cpu
 from lospmm.errors import Unsupported, VerificationFailed
 from lospmm.problem.convolution import Convolution

@@ -14,7 +14,7 @@ from lospmm.cli.main import run
 from lospmm.codegen import emit
 from lospmm.codegen.ir import KernelProgram
 from lospmm.codegen.lower import lower
-from lospmm.cpu.halves import bfloat_multiply_add, half_multiply_add
+from lospmm.cpu.rounding import bfloat_multiply_add, half_multiply_add
 from lospmm.cpu.verify import verify_on_cpu
 from lospmm.errors import Unsupported, VerificationFailed
 from lospmm.kernel import Kernel, load

@@ -1,21 +1,33 @@
 """Emitter of machine code."""
 
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
 import numpy as np
 
 from lospmm.codegen.emission import Emission
 from lospmm.codegen.ir import KernelProgram
+from lospmm.codegen.sass.double import two_columns
 from lospmm.codegen.sass.fetch import fetching, sharers_of, span_bytes
 from lospmm.codegen.sass.generations import generation_of
+from lospmm.codegen.sass.half import packed
 from lospmm.codegen.sass.listing import BYTES_PER_INSTRUCTION
 from lospmm.codegen.sass.machine import MachineCode, padding
 from lospmm.codegen.sass.prologue import prologue
 from lospmm.codegen.sass.scheduler import entry_of, schedule_tile
 from lospmm.codegen.sass.walks import walked_tile
-from lospmm.codegen.sass.words import of_words
 from lospmm.errors import Unsupported
+from lospmm.problem.dtype import Dtype
+from lospmm.problem.lanes import DOUBLE, PAIRS
 
 #: Block rows that a kernel jumps to: a cubin lists them, 4 bytes each, in an attribute whose length has 16 bits.
 MAX_BLOCK_ROWS = 16_000
+
+#: By the name of words (``lospmm.problem.lanes``): the conversion of machine code of float32. That of other words the
+#: scheduler writes itself (``narrow``).
+OF_WORDS: Mapping[str, Callable[[MachineCode, Dtype], MachineCode]] = MappingProxyType(
+    {DOUBLE.name: two_columns, PAIRS.name: packed}
+)
 
 
 def emit(program: KernelProgram, arch: str) -> Emission:
@@ -50,7 +62,8 @@ def tiles_of(program: KernelProgram, arch: str) -> MachineCode:
         arch=arch,
         split_k=program.split_k,
     )
-    return of_words(code, program.words, program.dtype)
+    convert = OF_WORDS.get(program.words.name)
+    return code if convert is None else convert(code, program.dtype)
 
 
 def emission_of(program: KernelProgram, code: MachineCode, sharers: int) -> Emission:

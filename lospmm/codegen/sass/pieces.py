@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lospmm.codegen.ops import Op
-from lospmm.codegen.sass.ring import filling, last_filled
+from lospmm.codegen.sass.layer import filling, last_filled
 from lospmm.space.walks import pieces_of
 
 

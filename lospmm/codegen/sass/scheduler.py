@@ -33,9 +33,9 @@ from lospmm.codegen.sass.early import stored_early
 from lospmm.codegen.sass.exchange import Mailbox, exchange
 from lospmm.codegen.sass.form import RZ, Opcode, blank
 from lospmm.codegen.sass.machine import CLUSTER_ENTRY, ENTRY, HARDWARE_REGISTERS, WALKS_ENTRY, EntryRegisters
-from lospmm.codegen.sass.ring import filling, last_filled
 from lospmm.problem.dtype import FLOAT_BYTES
-from lospmm.problem.lanes import FLOAT_SUMS
+from lospmm.problem.lanes import FLOAT_SUMS, in_lanes, lanes_of
+from lospmm.problem.problem import Problem
 from lospmm.space.registers import least_buffers
 
 FMA_LATENCY = 4  # cycles; h200: measured on sm_90, and the same on sm_75 and up
@@ -46,6 +46,10 @@ SCOREBOARDS = 6
 #: Registers beside accumulators and buffers, and HARDWARE_REGISTERS: the two addresses, two pairs for windows.
 ADDRESS_REGISTERS = 4
 WINDOW_REGISTERS = 4
+
+#: Registers of the residual's address, and of the padding bits of a window.
+RESIDUAL_REGISTERS = 2
+PADDED_REGISTERS = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +93,7 @@ def schedule_tile(tile: TileProgram, program: KernelProgram) -> tuple[NDArray[np
     is_narrow = program.words in FLOAT_SUMS
     code = narrow.widened(tile.code, tile.buffers) if is_narrow else tile.code
     fmas = np.flatnonzero(code["op"] == Op.FMA)
-    filled = filling(code)
+    filled = layer.filling(code)
     distance = _distances(code, program)
     windows = (distance + WINDOW_BYTES // 2) // WINDOW_BYTES
     far, entry = bool(windows.any()), entry_of(program)
@@ -219,7 +223,7 @@ def _set_scoreboards(
     columns = max(1, -(-buffers // scoreboards))
     group = np.arange(len(loads)) // columns
     form["write_barrier"][loads] = group % scoreboards
-    used, before = last_filled(code, loads, fmas, buffers), np.searchsorted(loads, fmas)
+    used, before = layer.last_filled(code, loads, fmas, buffers), np.searchsorted(loads, fmas)
     first = np.diff(used // columns, prepend=-1) != 0
     # Of the group in which sums of other blocks begin, some are issued after the group was waited for.
     held_back = used >= before[np.flatnonzero(first)][np.cumsum(first) - 1]
@@ -266,3 +270,20 @@ def _leave() -> NDArray[np.void]:
     form = blank(1)
     form["op"], form["stall"] = Opcode.EXIT, EXIT_STALL
     return form
+
+
+def reserved_registers(problem: Problem) -> int:
+    """Return the registers a thread needs beside accumulators and buffers."""
+    matrix, convolution = problem.matrix, problem.convolution
+    if convolution is None:
+        furthest = (max(matrix.m, matrix.k) - 1) * in_lanes(problem).n
+    else:
+        furthest = max(convolution.image_elements, (matrix.m - 1) * convolution.pixels)
+    far = furthest * lanes_of(problem).stored_bytes >= WINDOW_BYTES // 2
+    return ADDRESS_REGISTERS + HARDWARE_REGISTERS + WINDOW_REGISTERS * far + layer_registers(problem)
+
+
+def layer_registers(problem: Problem) -> int:
+    """Return the registers a thread needs for the residual and for a convolution's padding."""
+    is_padded = problem.convolution is not None and problem.convolution.is_padded
+    return RESIDUAL_REGISTERS * problem.epilogue.residual + PADDED_REGISTERS * is_padded
