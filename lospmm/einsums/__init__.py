@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lospmm.einsums import run
-from lospmm.einsums.expression import Expression, parse
+from lospmm.einsums.expression import parse
 from lospmm.einsums.gathered import kernel_of_gathered
 from lospmm.einsums.loops import MAX_INPUTS, kernel_of_loops
 from lospmm.einsums.operands import Operands, check, check_range
@@ -125,26 +125,20 @@ def _kernel(operands: Operands, dtype: str, device: str) -> EinsumKernel:
     type_of_elements = dtype_named(dtype)
     for name, array in operands.values.items():
         check_range(name, array, type_of_elements)
-    product = product_of(operands, type_of_elements, spec)
-    if product is not None:
-        return EinsumKernel(operands, product.kernel, product.family, spec, own is not None)
-    gathered = kernel_of_gathered(operands, type_of_elements) if has_tensor_cores(spec) else None
-    if gathered is not None:
-        return EinsumKernel(operands, gathered, "gather_gemm", spec, own is not None)
-    return EinsumKernel(operands, kernel_of_loops(operands, type_of_elements), "loops", spec, own is not None)
+    found = product_of(operands, type_of_elements, spec)
+    if found is None and has_tensor_cores(spec) and (gathered := kernel_of_gathered(operands, type_of_elements)):
+        found = gathered, "gather_gemm"
+    kernel, family = found or (kernel_of_loops(operands, type_of_elements), "loops")
+    return EinsumKernel(operands, kernel, family, spec, own is not None)
 
 
 def _later(operands: Operands) -> tuple[str, ...]:
     """Return the factors that remain inputs of the kernel: those with most axes, the largest of them."""
     values: Mapping[str, NDArray[np.float32]] = operands.values
     ranked = sorted(values, key=lambda name: (values[name].ndim, values[name].size), reverse=True)
-    dense = [name for name in ranked if _is_indexed(operands.expression, name)] or ranked
+    gathered = {one.name for one in operands.expression.factors if any(index.is_indirect for index in one.indices)}
+    dense = [name for name in ranked if name in gathered] or ranked
     return tuple(name for name in values if name in dense[:MAX_INPUTS])
-
-
-def _is_indexed(expression: Expression, name: str) -> bool:
-    """Return whether a factor is indexed indirectly."""
-    return any(index.is_indirect for factor in expression.factors if factor.name == name for index in factor.indices)
 
 
 __all__ = ["EinsumKernel", "einsum", "einsum_kernel"]

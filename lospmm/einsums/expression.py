@@ -9,7 +9,7 @@ over all values of all variables, in which the product is added to the output's 
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from lospmm.errors import BadRequest
@@ -174,3 +174,21 @@ def _check_names(expression: Expression) -> None:
     for kind, name, at in uses:
         if kinds.setdefault(name, kind) != kind:
             raise fault(expression.text, at, f"{name} is {kind} here and {kinds[name]} elsewhere")
+
+
+def shape_of_text(output: TensorAccess, factors: Sequence[TensorAccess]) -> str:
+    """Return an expression with each name replaced by its number in order of first occurrence: its form."""
+    numbers: dict[str, int] = {}
+
+    def number(name: str) -> str:
+        return str(numbers.setdefault(name, len(numbers)))
+
+    def text(access: TensorAccess) -> str:
+        parts = []
+        for index in access.indices:
+            own = number(index.name)
+            inner = ",".join(number(one.name) for one in index.variables)
+            parts.append(f"{own}[{inner}]" if inner else own)
+        return f"{number(access.name)}[{','.join(parts)}]"
+
+    return f"{text(output)}+={'*'.join(text(factor) for factor in factors)}"

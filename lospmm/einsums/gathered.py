@@ -10,9 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from lospmm.einsums.expression import TensorAccess, parse
+from lospmm.einsums.expression import TensorAccess, parse, shape_of_text
 from lospmm.einsums.operands import Operands
-from lospmm.einsums.shapes import shape_of_text
 from lospmm.families.packed import TEMPLATES, PackedKernel, pack, source_of_prelude
 from lospmm.problem.dtype import Dtype
 from lospmm.problem.epilogue import PLAIN

@@ -3,7 +3,7 @@
 To add a form, add a row to ``FORMS``. The matrix and its indices must be known, and the dense factor an input.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -11,9 +11,8 @@ import numpy as np
 import scipy.sparse
 from numpy.typing import NDArray
 
-from lospmm.einsums.expression import TensorAccess, parse
+from lospmm.einsums.expression import TensorAccess, parse, shape_of_text
 from lospmm.einsums.operands import Operands, Shape
-from lospmm.einsums.shapes import shape_of_text
 from lospmm.families import FAMILIES
 from lospmm.families.packed import PackedKernel
 from lospmm.matrix.csr import MAX_DIMENSION, SparseMatrix, from_csr
@@ -63,19 +62,13 @@ FORMS: Mapping[str, ProductForm] = MappingProxyType(
 )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Product:
-    """The problem of an expression, and the kernel that is predicted fastest."""
+def product_of(operands: Operands, dtype: Dtype, device: DeviceSpec) -> tuple[PackedKernel, str] | None:
+    """Return the kernel that is predicted fastest, and its family.
 
-    problem: Problem
-    family: str
-    kernel: PackedKernel
-
-
-def product_of(operands: Operands, dtype: Dtype, device: DeviceSpec) -> Product | None:
-    """Return the product, or None for an expression of another form or sizes that no matrix has."""
+    None for an expression of another form or sizes that no matrix has.
+    """
     for factors in (operands.expression.factors, operands.expression.factors[::-1]):
-        form = _form_of(operands.expression.output, factors)
+        form = _BY_SHAPE.get(shape_of_text(operands.expression.output, factors))
         if form is not None and len(factors) == 2 and operands.inputs == (factors[1].name,):
             return _product(operands, factors, form, dtype, device)
     return None
@@ -83,7 +76,7 @@ def product_of(operands: Operands, dtype: Dtype, device: DeviceSpec) -> Product 
 
 def _product(
     operands: Operands, factors: tuple[TensorAccess, ...], form: ProductForm, dtype: Dtype, device: DeviceSpec
-) -> Product | None:
+) -> tuple[PackedKernel, str] | None:
     output, values = operands.expression.output, operands.values[factors[0].name]
     m, n = _sides(operands.output_shape)
     k, _ = _sides(operands.shapes[factors[1].name])
@@ -104,7 +97,7 @@ def _product(
     if not found:
         return None
     _, family, plan = min(found, key=lambda one: one[0])
-    return Product(problem, family, FAMILIES[family].pack(problem, plan))
+    return FAMILIES[family].pack(problem, plan), family
 
 
 def _sides(shape: Shape) -> tuple[int, int]:
@@ -133,10 +126,6 @@ def _matrix(
     if dtype.is_16_bit and not np.array_equal(dtype.rounded(data), summed.data):
         return None
     return from_csr(shape, summed.indptr, summed.indices, data)
-
-
-def _form_of(output: TensorAccess, factors: Sequence[TensorAccess]) -> ProductForm | None:
-    return _BY_SHAPE.get(shape_of_text(output, factors))
 
 
 _PARSED = {text: parse(text) for text in FORMS}

@@ -1,6 +1,7 @@
 """Execution of an expression's kernel: on the CPU, through g++, or on this machine's GPU."""
 
 from collections.abc import Sequence
+from contextlib import closing
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,8 +9,6 @@ from numpy.typing import NDArray
 from lospmm.cpu.block import run_blocks
 from lospmm.families.packed import PackedKernel
 from lospmm.gpu.driver import open_driver
-from lospmm.gpu.protocol import Driver
-from lospmm.problem.dtype import Dtype
 from lospmm.settings import settings
 from lospmm.store import Store
 from lospmm.toolchain.compile import compile_kernel
@@ -35,28 +34,15 @@ def run_on_gpu(
     kernel: PackedKernel, cubin: bytes, inputs: Sequence[NDArray[np.float32]], shape: tuple[int, ...]
 ) -> NDArray[np.float32]:
     """Return the output from this machine's GPU. Raises GpuFault."""
-    driver = open_driver(settings().driver)
-    try:
-        return _launch(driver, kernel, cubin, inputs, shape)
-    finally:
-        driver.close()
-
-
-def _launch(
-    driver: Driver, kernel: PackedKernel, cubin: bytes, inputs: Sequence[NDArray[np.float32]], shape: tuple[int, ...]
-) -> NDArray[np.float32]:
-    dtype: Dtype = kernel.dtype
-    function = driver.load(cubin, kernel.entry)
-    stored = [dtype.to_storage(array) for array in inputs] or [dtype.to_storage(np.zeros(1, np.float32))]
-    addresses = []
-    for array in stored:
-        addresses.append(driver.allocate(max(4, array.nbytes)))
-        if array.nbytes:
-            driver.upload(addresses[-1], array)
-    c = dtype.to_storage(np.full(shape, np.nan, np.float32))
-    output = driver.allocate(max(4, c.nbytes))
-    driver.upload(output, c)
-    arguments = (addresses[0], output, *addresses[1:])
-    driver.launch(function, kernel.launch, tuple(np.uint64(address) for address in arguments))
-    driver.download(c, output)
-    return dtype.from_storage(c)
+    dtype = kernel.dtype
+    first, *others = inputs or (np.zeros(1, np.float32),)
+    stored = [dtype.to_storage(array) for array in (first, np.full(shape, np.nan, np.float32), *others)]
+    with closing(open_driver(settings().driver)) as driver:
+        function = driver.load(cubin, kernel.entry)
+        addresses = [driver.allocate(max(4, array.nbytes)) for array in stored]
+        for address, array in zip(addresses, stored, strict=True):
+            if array.nbytes:
+                driver.upload(address, array)
+        driver.launch(function, kernel.launch, tuple(np.uint64(address) for address in addresses))
+        driver.download(stored[1], addresses[1])
+    return dtype.from_storage(stored[1])
