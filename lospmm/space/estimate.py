@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from lospmm.problem.problem import Problem
 from lospmm.space.candidates import Ints, UnrolledPlan, UnrolledPlans, ceil_divs
 from lospmm.space.constraints import mail_bytes_of_each, mailbox_bytes_of_each
-from lospmm.space.occupancy import resident_blocks_of_each
+from lospmm.space.occupancy import resident_blocks
 from lospmm.space.registers import forecast_of_each
 
 INSTRUCTION_BYTES = 16
@@ -97,7 +97,7 @@ def work_of(problem: Problem, candidates: UnrolledPlans) -> Work:
     across = ceil_divs(problem.n, candidates.block_cols)
     busy_sms = candidates.by_schedule(lambda schedule: device.sms_of_clusters(schedule.split_k))
     blocks = ceil_divs(tiles * across, busy_sms)
-    resident = resident_blocks_of_each(
+    resident = resident_blocks(
         device,
         threads=candidates.cols,
         registers_per_thread=forecast_of_each(problem, candidates),

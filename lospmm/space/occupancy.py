@@ -42,19 +42,14 @@ def shared_bytes_for(active_blocks: int, device: DeviceSpec) -> int:
     return max(0, min(share - device.reserved_shared_bytes, device.shared_bytes_per_block))
 
 
-def resident_blocks(device: DeviceSpec, *, threads: int, registers_per_thread: int, shared_bytes: int) -> int:
-    """Return the thread blocks that one SM holds at a time; 0 if the launch would fail.
+def resident_blocks(
+    device: DeviceSpec, *, threads: Ints | int, registers_per_thread: Ints | int, shared_bytes: Ints | int
+) -> Ints:
+    """Return the thread blocks that one SM holds at a time, (launches,) or of one; 0 if the launch would fail.
 
     ``threads`` per block and ``registers_per_thread`` are 1 or more; a block asks for ``shared_bytes``.
     """
-    one, registers, shared = (np.array([figure]) for figure in (threads, registers_per_thread, shared_bytes))
-    return int(resident_blocks_of_each(device, threads=one, registers_per_thread=registers, shared_bytes=shared)[0])
-
-
-def resident_blocks_of_each(
-    device: DeviceSpec, *, threads: Ints, registers_per_thread: Ints, shared_bytes: Ints
-) -> Ints:
-    """Return ``resident_blocks`` of each of many launches, (launches,)."""
+    threads, registers_per_thread, shared_bytes = map(np.asarray, (threads, registers_per_thread, shared_bytes))
     starts = (
         (threads <= device.threads_per_block)
         & (registers_per_thread <= device.registers_per_thread)
@@ -67,7 +62,7 @@ def resident_blocks_of_each(
         _warps_by_registers(registers_per_thread, device) // warps,
         _blocks_by_shared_memory(shared_bytes, device),
     )
-    blocks: Ints = np.minimum.reduce((*limits, np.full(len(warps), device.blocks_per_sm)))
+    blocks: Ints = np.minimum.reduce(np.broadcast_arrays(*limits, device.blocks_per_sm))
     return np.where(starts, blocks, 0)
 
 

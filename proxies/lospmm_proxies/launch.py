@@ -35,9 +35,8 @@ def active_kernel_blocks(problem: Problem, candidate: UnrolledPlan) -> int:
     """
     threads, device = candidate.tile.cols, problem.device
     registers = forecast_of_candidate(problem, candidate)
-    resident = resident_blocks(
-        device, threads=threads, registers_per_thread=registers, shared_bytes=_mailbox_bytes(candidate)
-    )
+    shared = _mailbox_bytes(candidate)
+    resident = int(resident_blocks(device, threads=threads, registers_per_thread=registers, shared_bytes=shared))
     blocks = math.prod(_grid(problem, candidate))
     active = min(active_blocks(blocks, threads * registers, device), resident)
     if active == 0:

@@ -14,7 +14,7 @@ from lospmm.problem.dtype import DTYPES
 from lospmm.problem.problem import Problem
 from lospmm.tuning.forecast import PROMISING, winner_of
 from lospmm.tuning.known import Known
-from lospmm.tuning.plans import family_plans
+from lospmm.tuning.plans import plans_for
 from lospmm.tuning.race import FINALS, FIRST, PROMISING_UNTIMED, race_plans
 from lospmm.tuning.trial import settled
 from tests.fixtures.lookup_runner import LookupRunner
@@ -94,7 +94,7 @@ def test_a_family_says_why_it_has_no_kernel() -> None:
             "stride": (1, 1), "padding": (0, 0), "dilation": (1, 1),
         }
     )  # fmt: skip
-    found = family_plans(Problem(matrix, window.n, DEVICES["h200"], window), FAMILIES)
+    found = plans_for(Problem(matrix, window.n, DEVICES["h200"], window), FAMILIES)
     assert found.plans == () and found.refusals == dict.fromkeys(FAMILIES, "no convolutions")
 
 

@@ -14,7 +14,7 @@ from lospmm.problem.device import DEVICES, DeviceSpec
 from lospmm.problem.problem import SPLITS, Problem
 from lospmm.space.candidates import BARRIER_BYTES, COLUMN_GROUPS, Pool, Schedule, TileSize, UnrolledPlan, UnrolledPlans
 from lospmm.space.constraints import Subject, block_counts, grid_height, mailbox_bytes
-from lospmm.space.occupancy import resident_blocks, resident_blocks_of_each
+from lospmm.space.occupancy import resident_blocks
 from lospmm.space.registers import forecast_of_each, forecast_registers
 from lospmm.space.reorder import regroup
 
@@ -112,7 +112,7 @@ def test_a_full_tile_needs_the_whole_mailbox() -> None:
 )
 def test_resident_blocks_are_those_of_each(device: DeviceSpec, launches: list[tuple[int, int, int]]) -> None:
     threads, registers, shared = np.array(launches, dtype=np.int64).reshape(-1, 3).T
-    together = resident_blocks_of_each(device, threads=threads, registers_per_thread=registers, shared_bytes=shared)
+    together = resident_blocks(device, threads=threads, registers_per_thread=registers, shared_bytes=shared)
     alone = [
         resident_blocks(device, threads=one, registers_per_thread=per_thread, shared_bytes=asked)
         for one, per_thread, asked in launches

@@ -16,7 +16,6 @@ from lospmm.space.occupancy import (
     active_blocks,
     allocated_registers,
     resident_blocks,
-    resident_blocks_of_each,
     shared_bytes_for,
 )
 
@@ -199,7 +198,7 @@ def test_nvidias_calculator_agrees(calculator: Calculator, device: DeviceSpec):
     cases = list(product(threads, range(1, 256, 3), requests))
     cases += [(32, 8, shared_bytes_for(blocks, device)) for blocks in range(1, device.blocks_per_sm + 1)]
     block, registers, shared = np.array(cases).T
-    ours = resident_blocks_of_each(device, threads=block, registers_per_thread=registers, shared_bytes=shared)
+    ours = resident_blocks(device, threads=block, registers_per_thread=registers, shared_bytes=shared)
     assert ours.tolist() == calculator(device, cases)
 
 

@@ -14,7 +14,7 @@ from lospmm.stages import Stages
 from lospmm.tuning.known import Known
 from lospmm.tuning.log import unrolled_log
 from lospmm.tuning.options import Options
-from lospmm.tuning.plans import family_plans
+from lospmm.tuning.plans import plans_for
 from lospmm.tuning.prepare import prepare
 from lospmm.tuning.summary import search_summary
 from lospmm.tuning.trial import Trial
@@ -23,7 +23,7 @@ from tests.space.test_explore import random_matrix
 
 PROBLEM = Problem(random_matrix(30, 40, 0.2, seed=4), 9000, DEVICES["h200"])
 CHOICE = search(PROBLEM, estimate_micros, 5, Stages())
-UNTIMED = replace(family_plans(PROBLEM, ("csr",)), choice=CHOICE)
+UNTIMED = replace(plans_for(PROBLEM, ("csr",)), choice=CHOICE)
 RESOLVED = Options(ranker="none").resolved(DEVICES["h200"], None)
 
 
