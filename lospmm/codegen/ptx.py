@@ -160,14 +160,11 @@ class _Body:
     def _offset(self, base: str, offset: int) -> str:
         window = (offset + WINDOW_BYTES // 2) // WINDOW_BYTES
         if window != self._windows[base][0]:
-            pointer = self._new_pointer()
+            pointer = f"%p{self.pointers}"
+            self.pointers += 1
             self.lines.append(f"add.s64 {pointer}, %{base}, {window * WINDOW_BYTES};")
             self._windows[base] = (window, pointer)
         return f"[{self._windows[base][1]}+{offset - window * WINDOW_BYTES}]"
-
-    def _new_pointer(self) -> str:
-        self.pointers += 1
-        return f"%p{self.pointers - 1}"
 
 
 def _entry(program: KernelProgram) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import NoReturn, cast
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -89,13 +89,9 @@ def _kept_address(warp: Warp, at: Instruction) -> NDArray[np.uint64]:
 def _keep(warp: Warp, at: Instruction) -> None:
     """Store the accumulators of a thread's other columns."""
     if warp.geometry.walks == 1:
-        _not_a_slot(warp, at)
+        _check_shared(warp, at)
+        raise SassFault("a slot is written by STAS and read by LDS")
     warp.kept.write(_kept_address(warp, at), warp.floats[at.rb : at.rb + at.bytes // FLOAT_BYTES])
-
-
-def _not_a_slot(warp: Warp, at: Instruction) -> NoReturn:
-    _check_shared(warp, at)
-    raise SassFault("a slot is written by STAS and read by LDS")
 
 
 def _send(warp: Warp, at: Instruction) -> None:

@@ -29,14 +29,13 @@ class Blocks:
     keys: NDArray[np.int64]  # (blocks,): block row x block columns + block column, ascending
 
 
-def strips_of(matrix: SparseMatrix, nonzeros: int | None = None) -> SparseMatrix:
-    """Return a sample of a large matrix's rows, in strips, with about ``nonzeros`` nonzeros.
+def strips_of(matrix: SparseMatrix) -> SparseMatrix:
+    """Return a sample of a large matrix's rows, in strips, with about SAMPLED_NONZEROS nonzeros.
 
     A smaller matrix is returned unchanged. The sample has a fixed seed: the same matrix has the same sample.
     """
     strips = ceil_div(matrix.m, SIDES[-1])
-    sampled = SAMPLED_NONZEROS if nonzeros is None else nonzeros
-    count = max(LEAST_STRIPS, strips * sampled // max(1, matrix.nnz))
+    count = max(LEAST_STRIPS, strips * SAMPLED_NONZEROS // max(1, matrix.nnz))
     if count >= strips:
         return matrix
     drawn = np.sort(np.random.default_rng(0).choice(strips, count, replace=False)) * SIDES[-1]

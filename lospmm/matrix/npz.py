@@ -71,8 +71,9 @@ def parse(content: Buffer) -> Array:
     dtype, fortran_order, shape = _described(header)
     # A side of zero must not hide an absurd one beside it.
     if len(shape) > 4 or math.prod(max(side, 1) for side in shape) > 2**40:
+        shown = f"{shape}" if len(shape) <= 4 else f"of {len(shape)} dimensions"
         raise BadMatrix(
-            f"the header promises an array of shape {_shape_text(shape)}, and none is read "
+            f"the header promises an array of shape {shown}, and none is read "
             "of more than 4 dimensions or 2**40 numbers; save the matrix again"
         )
     promised = dtype.itemsize * math.prod(shape)
@@ -122,7 +123,7 @@ def archive(content: Content) -> dict[str, Array]:
             return {
                 name: _member(opened, member, content)
                 for member in members
-                if (name := _stem(member.filename)) in _ARRAY_NAMES or len(members) == 1
+                if (name := member.filename.removesuffix(".npy")) in _ARRAY_NAMES or len(members) == 1
             }
     except _DAMAGE as error:
         raise BadMatrix(f"truncated or damaged archive ({_one_line(error)}); save or copy it again") from None
@@ -224,16 +225,8 @@ def _stored(member: zipfile.ZipInfo, archive_content: Content) -> memoryview:
     return content
 
 
-def _stem(filename: str) -> str:
-    return filename.removesuffix(".npy")
-
-
 def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())[:120] or type(error).__name__
-
-
-def _shape_text(shape: tuple[int, ...]) -> str:
-    return str(shape) if len(shape) <= 4 else f"of {len(shape)} dimensions"
 
 
 def _text(array: Array) -> str:

@@ -54,17 +54,13 @@ class Accuracy:
     b_floor: float = 0.0
 
 
-def _of_16_bit(u: float, smallest_normal: float) -> Accuracy:
-    return Accuracy(u, u, 0.0, SUM_ROUNDING, u, smallest_normal)
-
-
 #: By the name of the type.
 ACCURACY: Mapping[str, Accuracy] = MappingProxyType(
     {
         "float32": Accuracy(2.0**-24, 0.0, 0.0, SUM_ROUNDING, 0.0, SMALLEST_NORMAL),
         "tf32": Accuracy(2.0**-11, 2.0**-11, 2.0**-10, SUM_ROUNDING, 0.0, SMALLEST_NORMAL),
-        "float16": _of_16_bit(2.0**-11, 2.0**-14),
-        "bfloat16": _of_16_bit(2.0**-8, SMALLEST_NORMAL),
+        "float16": Accuracy(2.0**-11, 2.0**-11, 0.0, SUM_ROUNDING, 2.0**-11, 2.0**-14),
+        "bfloat16": Accuracy(2.0**-8, 2.0**-8, 0.0, SUM_ROUNDING, 2.0**-8, SMALLEST_NORMAL),
     }
 )
 

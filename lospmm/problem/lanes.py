@@ -1,13 +1,11 @@
 """Words: the elements of B or C in a register of an unrolled kernel, of one or two columns.
 
 The search and the code generator treat words as float32, and count columns in words. The machine code is then converted
-to the actual words (``codegen.sass.words``). To add a kind of word, add a row to ``LANES``, its conversion there, and
-when to use it (``lanes_of``).
+to the actual words (``codegen.sass.emit``). To add a kind of word, add it here, its conversion there, and when to use
+it (``lanes_of``).
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 
 from lospmm.errors import BadRequest, Unsupported
 from lospmm.problem.dtype import FLOAT32, Dtype
@@ -28,9 +26,6 @@ NARROW = Lanes("narrow", 1, 2)  # 16 bits, sums in float32
 DOUBLE = Lanes("double", 2, 4)  # 16 bits, sums in float32
 PAIRS = Lanes("pairs", 2, 4)  # 16 bits, sums in 16 bits
 FLOAT_SUMS = (NARROW, DOUBLE)
-
-#: By name.
-LANES: Mapping[str, Lanes] = MappingProxyType({one.name: one for one in (SINGLE, NARROW, DOUBLE, PAIRS)})
 
 
 def lanes_of(problem: Problem, thread_words: int = 1) -> Lanes:
@@ -65,11 +60,8 @@ def lanes_stored(dtype: Dtype, columns: int, thread_words: int) -> Lanes:
 
     Raises BadRequest if this version has no such words.
     """
-    if thread_words != 1 and (dtype.is_16_bit, columns, thread_words) == (True, DOUBLE.columns, DOUBLE.columns):
-        return DOUBLE
-    stored_bytes = columns * dtype.element_bytes
-    kinds = [one for one in LANES.values() if one != DOUBLE and thread_words == 1]
-    found = [one for one in kinds if (one.columns, one.stored_bytes) == (columns, stored_bytes)]
+    kinds = {1: (SINGLE, NARROW, PAIRS), DOUBLE.columns: (DOUBLE,)}.get(thread_words, ())
+    found = [one for one in kinds if (one.columns, one.stored_bytes) == (columns, columns * dtype.element_bytes)]
     if not found:
         raise BadRequest(f"this version has no kernels of {columns} columns a thread in {dtype.name}")
     return found[0]

@@ -23,7 +23,6 @@ from lospmm.space.candidates import (
     BARRIER_BYTES,
     COLUMN_GROUPS,
     Ints,
-    Tiling,
     UnrolledPlans,
     block_rows,
     ceil_divs,
@@ -150,13 +149,9 @@ def idle_sms(subject: Subject) -> Bound:
 def row_imbalance(subject: Subject) -> Bound:
     """Limit COV_row (section 3.4): the coefficient of variation of the tiles' nonzeros."""
     candidates = subject.candidates
-    imbalances = np.array([_imbalance(tiling) for tiling in candidates.tilings], dtype=np.float64)
+    of_each = (tiling.nnz for tiling in candidates.tilings)
+    imbalances = np.array([np.std(nnz) / np.mean(nnz) if len(nnz) else 0.0 for nnz in of_each], dtype=np.float64)
     return Bound(imbalances[candidates.tiling], MAX_ROW_IMBALANCE)
-
-
-def _imbalance(tiling: Tiling) -> float:
-    nnz = tiling.nnz
-    return float(np.std(nnz) / np.mean(nnz)) if len(nnz) else 0.0
 
 
 def wasted_columns(subject: Subject) -> Bound:
@@ -213,11 +208,6 @@ class Constraint:
     def name(self) -> str:
         """The name in reports: that of the function."""
         return self.check.__name__
-
-    def relax(self, best: float) -> float:
-        """Return the limit to use if nothing meets the usual one and ``best`` is the best value."""
-        assert self.relaxed is not None
-        return math.nextafter(best * self.relaxed, math.inf if self.relaxed > 1 else 0)
 
 
 #: All constraints, in the order in which they are applied. Counts are reported per stage.

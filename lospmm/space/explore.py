@@ -167,4 +167,4 @@ def _relaxed_limit(constraint: Constraint, bound: Bound) -> float | None:
     if constraint.relaxed is None or not len(bound.value) or bound.holds.any():
         return None
     best = bound.value.max() if bound.sense == "at least" else bound.value.min()
-    return constraint.relax(float(best))
+    return math.nextafter(float(best) * constraint.relaxed, math.inf if constraint.relaxed > 1 else 0)

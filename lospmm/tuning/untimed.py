@@ -44,12 +44,10 @@ def considered(problem: Problem, choice: Choice) -> list[UnrolledPlan]:
     ``problem`` is in words (``lanes.in_lanes``).
     """
     singles, wide = (
-        _plans(_of_all_kinds(listed, size, _tiles_of))
+        _of_all_kinds(listed, size, lambda one: (len(one.tiling.tiles), one.tile.cols))
         for listed, size in ((choice.shortlist, SINGLES), (choice.wide, WIDE))
     )
-    first = _distinct([choice.winner.plan, *singles])[:SINGLES]
-    if choice.wide:
-        first = _distinct([*first, *wide])
+    first = _distinct([*_distinct([choice.winner.plan, *singles])[:SINGLES], *wide])
     return _distinct([*first, *_others(problem, choice, first)])
 
 
@@ -64,29 +62,21 @@ def _others(problem: Problem, choice: Choice, known: Sequence[UnrolledPlan]) -> 
     tiles = {(one.tile, one.schedule.thread_words) for one in known}
     found: list[UnrolledPlan] = []
     for listed, size in ((choice.shortlist, OTHER_SINGLES), (choice.wide, OTHER_WIDE)):
-        of_each = _plans(_of_all_kinds(listed, size, blocks_of))
+        of_each = _of_all_kinds(listed, size, blocks_of)
         found += [one for one in of_each if (one.tile, one.schedule.thread_words) not in tiles]
     return found
 
 
 def _of_all_kinds(
     listed: Sequence[Candidate], size: int, kind_of: Callable[[UnrolledPlan], tuple[int, int]]
-) -> list[Candidate]:
+) -> list[UnrolledPlan]:
     """Return up to ``size`` of ``listed``, one of each kind as ``kind_of`` and split-K define it."""
     if not listed:
         return []
     splits = np.array([one.plan.schedule.split_k for one in listed])
     kinds = np.column_stack((np.array([kind_of(one.plan) for one in listed]), splits))
     chosen = shortlist(np.array([one.score for one in listed]), size, [kinds], splits)
-    return [listed[at] for at in chosen]
-
-
-def _tiles_of(one: UnrolledPlan) -> tuple[int, int]:
-    return len(one.tiling.tiles), one.tile.cols
-
-
-def _plans(listed: Iterable[Candidate]) -> list[UnrolledPlan]:
-    return [one.plan for one in listed]
+    return [listed[at].plan for at in chosen]
 
 
 def _distinct(candidates: Iterable[UnrolledPlan]) -> list[UnrolledPlan]:

@@ -41,7 +41,16 @@ def build_winner(job: Job, winner: Candidate, prefetched: PrefetchedBuilds) -> B
         threads = ThreadPoolExecutor(1, thread_name_prefix="text")
         stack.callback(threads.shutdown, wait=False)
         if runs is None or builders is None or job.options.verify == "cpu":
-            built = _build(job, winner)
+            built = build(
+                job.problem,
+                winner,
+                job.options.emitter,
+                store=job.store,
+                workers=job.session.workers,
+                stage=job.stages.stage,
+                progress=partial(job.stages.progress, "compile"),
+                cancel=job.stages.cancel,
+            )
             return BuiltWinner(
                 built.compiled, threads.submit(with_source, built, job.problem.device.arch).result, built
             )
@@ -63,20 +72,6 @@ def build_winner(job: Job, winner: Candidate, prefetched: PrefetchedBuilds) -> B
         return made
 
     return BuiltWinner(runs, shipped)
-
-
-def _build(job: Job, winner: Candidate) -> Build:
-    stages = job.stages
-    return build(
-        job.problem,
-        winner,
-        job.options.emitter,
-        store=job.store,
-        workers=job.session.workers,
-        stage=stages.stage,
-        progress=lambda done, total: stages.progress("compile", done, total),
-        cancel=stages.cancel,
-    )
 
 
 def verify_winner(job: Job, made: BuiltWinner, bench: Bench | None) -> Verified | None:

@@ -84,8 +84,8 @@ def fetching(code: MachineCode, span: int) -> MachineCode:
     ends = [*code.starts[1:].tolist(), len(code.form)]
     tiles = [_unpadded(code.form[start:end]) for start, end in zip(code.starts.tolist(), ends, strict=True)]
     loads = [_loads(len(tile), span) for tile in tiles]
-    padded = [_padded_length(len(tile) + _head_length(count)) for tile, count in zip(tiles, loads, strict=True)]
-    starts = np.cumsum([0, *padded])
+    lengths = [len(tile) + _head_length(count) for tile, count in zip(tiles, loads, strict=True)]
+    starts = np.cumsum([0, *(length + len(padding(length)) for length in lengths)])
     last_offset = BYTES_PER_INSTRUCTION * int(starts[-1]) - span
     assert last_offset >= 0, "no more is loaded than there is"
     pair = next(first for first in range(0, code.registers, 2) if not {first, first + 1} & entry.filled)
@@ -142,10 +142,6 @@ def _loads(rows: int, span: int) -> int:
 
 def _head_length(loads: int) -> int:
     return 3 + loads if loads else 0
-
-
-def _padded_length(rows: int) -> int:
-    return rows + len(padding(rows))
 
 
 def _head(offsets: NDArray[np.integer], entry: EntryRegisters, pair: int, board: int) -> NDArray[np.void]:

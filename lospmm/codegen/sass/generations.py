@@ -66,7 +66,7 @@ _CONVERSIONS = (
         (_RD, _none("ra", 24), _RB, Bits("immediate", ((60, 2),), codes=((0, 2), (1, 3)))),
         "HADD2.F32 {rd}, -RZ, {rb}.{part}",
     ),
-    Row(Opcode.SHF_L, 0x819, 0x600, (_RD, _RA, _IMMEDIATE, _none("rc", 64)), "SHF.L.U32 {rd}, {ra}, {bits}, RZ"),
+    Row(Opcode.SHF_L, 0x819, 0x600, (_RD, _RA, _IMMEDIATE, _none("rc", 64)), "SHF.L.U32 {rd}, {ra}, {hex}, RZ"),
     Row(Opcode.PRMT, 0x816, 0, (_RD, _RA, _IMMEDIATE, _none("rc", 64)), "PRMT {rd}, {ra}, {hex}, RZ"),
     Row(Opcode.F2FP_F16, 0x23E, 0, (_RD, _RA, _RB, _none("rc", 64)), "F2FP.F16.F32.PACK_AB {rd}, {ra}, {rb}"),
     Row(Opcode.F2FP_BF16, 0x23E, 0x1000, (_RD, _RA, _RB, _none("rc", 64)), "F2FP.BF16.F32.PACK_AB {rd}, {ra}, {rb}"),

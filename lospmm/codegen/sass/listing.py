@@ -126,10 +126,6 @@ def _from_half(bits: int) -> int:
     return int(np.uint16(bits).view(np.float16).astype(np.float32).view(np.uint32))
 
 
-def _from_bfloat(bits: int) -> int:
-    return bits << 16
-
-
 def _shared(form: NDArray[np.void], _: NDArray[np.int64]) -> list[object]:
     return [
         _shared_address(ra, offset) for ra, offset in zip(form["ra"].tolist(), form["offset"].tolist(), strict=True)
@@ -162,11 +158,10 @@ _OPERANDS: dict[str, Callable[[NDArray[np.void], NDArray[np.int64]], list[object
     "ur": lambda form, _: list(_UNIFORM[form["ur"]]),
     "size": lambda form, _: [_SIZES[size] for size in form["bytes"].tolist()],
     "hex": lambda form, _: [f"{value:#x}" for value in form["immediate"].tolist()],
-    "bits": lambda form, _: [f"{value:#x}" for value in form["immediate"].tolist()],
     "signed": _signed,
     "part": lambda form, _: [f"H{part}_H{part}" for part in form["immediate"].tolist()],
     "halves": _pair(_from_half),
-    "bfloats": _pair(_from_bfloat),
+    "bfloats": _pair(lambda bits: bits << 16),
     "offset": lambda form, _: [_distance(offset) for offset in form["offset"].tolist()],
     "shared": _shared,
     "barrier": _barrier,
