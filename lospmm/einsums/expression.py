@@ -54,6 +54,10 @@ class Expression:
     output: TensorAccess
     factors: tuple[TensorAccess, ...]
 
+    def fault(self, part: Index | TensorAccess, reason: str) -> BadRequest:
+        """Return an error that points at a part of the expression."""
+        return fault(self.text, part.at, reason)
+
     @property
     def accesses(self) -> tuple[TensorAccess, ...]:
         """The output and all factors."""

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lospmm.einsums.expression import Expression, Index, TensorAccess, fault
+from lospmm.einsums.expression import Expression, Index, TensorAccess
 from lospmm.errors import BadRequest
 from lospmm.problem.dtype import MASKED, Dtype, float32_of
 
@@ -49,20 +49,19 @@ def check(expression: Expression, given: Mapping[str, Any]) -> Operands:
     A factor is an array, or the shape of one that comes later; an array of indices is an array; the output is its
     shape or an array, and may be left out if the sizes follow from its variables.
     """
-    places = {access.name: access.at for access in expression.accesses}
-    places |= {index.name: index.at for index in expression.indirect}
+    every: tuple[TensorAccess | Index, ...] = (*expression.accesses, *expression.indirect)
+    places = {part.name: part for part in every}
     for name in TAKEN & places.keys():
-        raise fault(expression.text, places[name], f"{name} is an argument of einsum: call the array something else")
-    wanted = places.keys()
+        raise expression.fault(places[name], f"{name} is an argument of einsum: call the array something else")
     for name in given:
-        if name not in wanted:
+        if name not in places:
             raise BadRequest(f"einsum: {name} is given and does not occur in {expression.text.strip()}")
     indices = {index.name: _indices(expression, index, given) for index in expression.indirect}
     values: dict[str, NDArray[np.float32]] = {}
     shapes: dict[str, Shape] = {}
     for factor in expression.factors:
         if factor.name not in given:
-            raise fault(expression.text, factor.at, f"{factor.name} is not given")
+            raise expression.fault(factor, f"{factor.name} is not given")
         shapes[factor.name] = _shape(expression, factor, given[factor.name])
         if not isinstance(given[factor.name], tuple):
             values[factor.name] = float32_of(f"einsum: {factor.name}", given[factor.name])
@@ -91,34 +90,27 @@ def _indices(expression: Expression, index: Index, given: Mapping[str, Any]) -> 
     array = given.get(index.name)
     if not isinstance(array, np.ndarray):
         what = "is not given" if array is None else f"is a {type(array).__name__}"
-        raise fault(expression.text, index.at, f"{index.name} {what}: give a NumPy array of whole numbers")
+        raise expression.fault(index, f"{index.name} {what}: give a NumPy array of whole numbers")
     if isinstance(array, np.ma.MaskedArray):
-        raise fault(expression.text, index.at, f"{index.name} is {MASKED}")
+        raise expression.fault(index, f"{index.name} is {MASKED}")
     if array.dtype.kind not in "iu":
-        raise fault(expression.text, index.at, f"{index.name} is of type {array.dtype}, not of whole numbers")
+        raise expression.fault(index, f"{index.name} is of type {array.dtype}, not of whole numbers")
     if array.ndim != len(index.variables):
-        raise fault(
-            expression.text, index.at, f"{index.name} has {array.ndim} axes, and {len(index.variables)} variables here"
-        )
+        raise expression.fault(index, f"{index.name} has {array.ndim} axes, and {len(index.variables)} variables here")
     if array.dtype.kind == "u" and array.size and int(array.max()) > MAX_SIZE:
-        raise fault(expression.text, index.at, f"{index.name} holds {array.max()}, beyond any array")
+        raise expression.fault(index, f"{index.name} holds {array.max()}, beyond any array")
     return np.ascontiguousarray(array, dtype=np.int64)
 
 
 def _shape(expression: Expression, access: TensorAccess, given: Any) -> Shape:
     shape = given.shape if isinstance(given, np.ndarray) else given if isinstance(given, tuple) else None
     if shape is None:
-        raise fault(
-            expression.text,
-            access.at,
-            f"{access.name} is of type {type(given).__name__}: give a NumPy array, or a shape",
-        )
+        kind = type(given).__name__
+        raise expression.fault(access, f"{access.name} is of type {kind}: give a NumPy array, or a shape")
     if not all(isinstance(side, int | np.integer) and not isinstance(side, bool) and side >= 0 for side in shape):
-        raise fault(expression.text, access.at, f"{access.name} has the shape {shape}: give whole numbers")
+        raise expression.fault(access, f"{access.name} has the shape {shape}: give whole numbers")
     if len(shape) != len(access.indices):
-        raise fault(
-            expression.text, access.at, f"{access.name} has {len(shape)} axes, and {len(access.indices)} indices here"
-        )
+        raise expression.fault(access, f"{access.name} has {len(shape)} axes, and {len(access.indices)} indices here")
     return tuple(int(side) for side in shape)
 
 
@@ -130,10 +122,8 @@ def _sizes(
 
     def learn(variable: Index, size: int, whose: str) -> None:
         if sizes.setdefault(variable.name, size) != size:
-            reason = (
-                f"{variable.name} takes {size} values by the shape of {whose}, and {sizes[variable.name]} elsewhere"
-            )
-            raise fault(expression.text, variable.at, reason)
+            takes = f"{variable.name} takes {size} values by the shape of {whose}"
+            raise expression.fault(variable, f"{takes}, and {sizes[variable.name]} elsewhere")
 
     for access in (*expression.factors, expression.output):
         for axis, index in enumerate(access.indices):
@@ -143,9 +133,7 @@ def _sizes(
                 learn(index, shapes[access.name][axis], access.name)
     for index in expression.output.indices:
         if not index.is_indirect and index.name not in sizes:
-            raise fault(
-                expression.text, index.at, f"nothing says how many values {index.name} takes: give the output's shape"
-            )
+            raise expression.fault(index, f"nothing says how many values {index.name} takes: give the output's shape")
     if max(sizes.values(), default=0) > MAX_SIZE:
         raise BadRequest(f"einsum: a variable takes more than {MAX_SIZE} values")
     return sizes
@@ -156,7 +144,7 @@ def _output_shape(expression: Expression, sizes: Mapping[str, int]) -> Shape:
         if index.is_indirect:
             name = expression.output.name
             reason = f"nothing says how long this axis of {name} is: give its shape, as in {name}=(rows, columns)"
-            raise fault(expression.text, index.at, reason)
+            raise expression.fault(index, reason)
     return tuple(sizes[index.name] for index in expression.output.indices)
 
 
@@ -174,4 +162,4 @@ def _check_bounds(
                     f"{index.name} holds {numbers.reshape(-1)[wrong[0]]}, and this axis of {access.name} "
                     f"goes from 0 to {limit - 1}"
                 )
-                raise fault(expression.text, index.at, reason)
+                raise expression.fault(index, reason)
