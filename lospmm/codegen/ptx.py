@@ -36,7 +36,7 @@ def emit(program: KernelProgram, arch: str) -> Emission:
     """Return ``program`` as PTX for ``arch``. Raises Unsupported as ``version_of``."""
     header = f".version {version_of(arch)}\n.target {arch}\n.address_size 64\n"
     tiles = [_tile(index, tile, program, arch) for index, tile in enumerate(program.tiles)]
-    entry = _entry(program)
+    entry = "\n".join((*entry_head(program), *_dispatch(program), "}\n"))
     declarations = "".join(f".extern .func {_signature(index, program)};\n" for index in range(len(tiles)))
     groups = group_tiles(program.tiles)
     units = [header + "".join(tiles[index] for index in group) for group in groups]
@@ -165,11 +165,6 @@ class _Body:
             self.lines.append(f"add.s64 {pointer}, %{base}, {window * WINDOW_BYTES};")
             self._windows[base] = (window, pointer)
         return f"[{self._windows[base][1]}+{offset - window * WINDOW_BYTES}]"
-
-
-def _entry(program: KernelProgram) -> str:
-    """Return the kernel: it finds this thread's column, leaves if there is none, and jumps to its tile."""
-    return "\n".join((*entry_head(program), *_dispatch(program), "}\n"))
 
 
 def entry_head(program: KernelProgram) -> Sequence[str]:

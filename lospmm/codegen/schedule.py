@@ -96,10 +96,7 @@ def zero_program(rows: NDArray[np.int32], *, epilogue: Epilogue = PLAIN, accumul
     The epilogue is applied to as many rows at a time as there are ``accumulators``.
     """
     stores = _filled(Op.STORE, rows, np.full(len(rows), ZERO))
-    if not epilogue.residual:
-        stores["source"][bias_of(epilogue, rows) != 0] = 0
-    else:
-        stores["source"] = 0
+    stores["source"][(bias_of(epilogue, rows) != 0) | epilogue.residual] = 0
     added = np.flatnonzero(stores["source"] != ZERO)
     stores["source"][added] = np.arange(len(added)) % accumulators
     pieces = [stores[stores["source"] == ZERO]]

@@ -104,10 +104,8 @@ def sparse_of(arrays: Arrays, content: Content) -> SparseMatrix:
     if layout not in LAYOUTS:
         raise BadMatrix(f"sparse format {layout[:20]!r} is none of {', '.join(LAYOUTS)}; convert it with .tocsr()")
     shape = _take(arrays, "shape", dimensions=1)
-    if shape.dtype.kind not in "iu":
-        raise BadMatrix(f"the shape holds integers, not {shape.dtype}")
-    if shape.size > 2:
-        raise BadMatrix(f"the shape has {shape.size} sides, a matrix has two")
+    if shape.dtype.kind not in "iu" or shape.size > 2:
+        raise BadMatrix(f"the shape has {shape.size} sides of type {shape.dtype}, a matrix has two integers")
     return LAYOUTS[layout](check_shape(tuple(shape.tolist())), arrays, content)
 
 
@@ -248,16 +246,9 @@ def _take(arrays: Arrays, name: str, *, dimensions: int) -> Array:
     return arrays[name]
 
 
-def _values(arrays: Arrays, *, dimensions: int) -> Array:
-    values = _take(arrays, "data", dimensions=dimensions)
-    if values.dtype.kind not in "fiub":
-        raise BadMatrix(f"array 'data' holds {values.dtype}, not numbers")
-    return values
-
-
 def _entries(arrays: Arrays) -> Array:
     """Return the values of explicit entries: at most LOSPMM_MAX_NONZEROS, since each takes memory."""
-    values = _values(arrays, dimensions=1)
+    values = _take(arrays, "data", dimensions=1)
     if len(values) > settings().max_nonzeros:
         check_nonzeros(int(np.count_nonzero(values)))
         raise BadMatrix(
@@ -281,6 +272,7 @@ def _csc(shape: tuple[int, int], arrays: Arrays, _content: Content) -> SparseMat
 
 
 def _check_lengths(indices: Array, values: Array) -> None:
+    """Raise BadMatrix before offsets are expanded to as many rows as there are indices."""
     if len(indices) != len(values):
         raise BadMatrix(f"{len(indices)} indices and {len(values)} values do not match")
 
@@ -297,7 +289,7 @@ def _coo(shape: tuple[int, int], arrays: Arrays, _content: Content) -> SparseMat
 
 def _bsr(shape: tuple[int, int], arrays: Arrays, content: Content) -> SparseMatrix:
     """Read data (blocks, height, width): block b is at block column indices[b] of its indptr row."""
-    values, block_cols = _values(arrays, dimensions=3), _take(arrays, "indices", dimensions=1)
+    values, block_cols = _take(arrays, "data", dimensions=3), _take(arrays, "indices", dimensions=1)
     blocks, height, width = values.shape
     if height == 0 or width == 0 or shape[0] % height or shape[1] % width or len(block_cols) != blocks:
         raise BadMatrix(f"{len(block_cols)} block indices and data of shape {values.shape} do not tile shape {shape}")
@@ -314,7 +306,7 @@ def _bsr(shape: tuple[int, int], arrays: Arrays, content: Content) -> SparseMatr
 
 def _dia(shape: tuple[int, int], arrays: Arrays, content: Content) -> SparseMatrix:
     """Read data (diagonals, length): ``data[d, col]`` is at row ``col - offsets[d]``; the rest is padding."""
-    values, offsets = _values(arrays, dimensions=2), _take(arrays, "offsets", dimensions=1)
+    values, offsets = _take(arrays, "data", dimensions=2), _take(arrays, "offsets", dimensions=1)
     if len(offsets) != len(values):
         raise BadMatrix(f"{len(offsets)} offsets for {len(values)} diagonals")
     if len(offsets) >= sum(shape):

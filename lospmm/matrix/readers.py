@@ -195,11 +195,6 @@ def is_model(content: Content) -> bool:
     return _kind(content) in MODELS
 
 
-def _read_npy(content: Content) -> tuple[SparseMatrix, Values]:
-    """Read a dense array; its zeros are pruned."""
-    return _pruned(npy.parse(content), content), "stored"
-
-
 def _read_npz(content: Content) -> tuple[SparseMatrix, Values]:
     """Read a sparse matrix, or the only array, dense; its zeros are pruned."""
     arrays = npy.archive(content)
@@ -210,10 +205,6 @@ def _read_npz(content: Content) -> tuple[SparseMatrix, Values]:
 def _read_mtx(content: Content) -> tuple[SparseMatrix, Values]:
     matrix, is_pattern = matrix_text.read_mtx(content)
     return matrix, "drawn" if is_pattern else "stored"
-
-
-def _read_smtx(content: Content) -> tuple[SparseMatrix, Values]:
-    return matrix_text.read_smtx(content), "drawn"
 
 
 def _read_weight(content: Content, tensor: str | None = None) -> tuple[SparseMatrix, Values]:
@@ -282,10 +273,10 @@ def _from_bf16(halves: NDArray[Any]) -> NDArray[Any]:
 #: Format (a file's suffix without the dot) -> its bytes to the matrix and whether its values are to be drawn.
 READERS: dict[str, Callable[[Content], tuple[SparseMatrix, Values]]] = {
     "npz": _read_npz,
-    "npy": _read_npy,
+    "npy": lambda content: (_pruned(npy.parse(content), content), "stored"),  # a dense array; its zeros are pruned
     "mtx": _read_mtx,
     "safetensors": _read_weight,
-    "smtx": _read_smtx,
+    "smtx": lambda content: (matrix_text.read_smtx(content), "drawn"),
     "onnx": _read_weight,
     "pt": _read_weight,
 }

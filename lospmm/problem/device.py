@@ -148,9 +148,8 @@ def load_device(path: Path) -> DeviceSpec:
             raise BadRequest(
                 f"{path}: unknown key {key!r}{_close_matches(key, kinds)}: expected base or one of {', '.join(kinds)}"
             )
-    figures = {**inherited, "name": path.stem, **given}
     defaults = {field.name: field.default for field in fields(DeviceSpec) if field.default is not MISSING}
-    figures = {**defaults, **figures}
+    figures = {**defaults, **inherited, "name": path.stem, **given}
     missing = [key for key in kinds if key not in figures]
     if missing:
         raise BadRequest(f"{path}: expected also {', '.join(missing)}, or a base to take them from")

@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import TypeAdapter
 
 from lospmm.errors import DiskFault
 from lospmm.families.candidate import Candidate
 from lospmm.gpu.messages import CacheState, Measurement
-from lospmm.gpu.timing import Effort, Timing
-from lospmm.problem.device import Clocks
+from lospmm.gpu.timing import Effort
 from lospmm.problem.problem import Problem, layer_fields
 from lospmm.settings import settings
 from lospmm.store import Entry, Store
@@ -47,6 +47,8 @@ DECISIVE = ("problem", "space", "codegen", "families", "toolchain", "gpu")
 #: How often a candidate is measured if its process is lost: another kernel may have been the cause.
 LOST_ATTEMPTS = 2
 
+
+_MEASUREMENT = TypeAdapter(Measurement)
 
 #: Everything but the candidate that decides a time or a failure, by name.
 Conditions = Mapping[str, str | int | bool]
@@ -214,21 +216,10 @@ def _read(line: bytes) -> tuple[str, int, Measurement] | None:
         content = json.loads(line)
         if content.pop(CHECKSUM) != _checksum(content):
             return None
-        return json.dumps(content["candidate"]), content["replays"], _measurement(content)
+        return json.dumps(content["candidate"]), content["replays"], _MEASUREMENT.validate_python(content)
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
 def _checksum(content: Mapping[str, Any]) -> int:
     return zlib.crc32(json.dumps(content).encode())
-
-
-def _measurement(content: Mapping[str, Any]) -> Measurement:
-    timing, clocks = content["timing"], content["clocks"]
-    return Measurement(
-        timing=None if timing is None else Timing(**timing),
-        max_relative_error=content["max_relative_error"],
-        failure=content["failure"],
-        clocks=None if clocks is None else Clocks(**{**clocks, "throttled": tuple(clocks["throttled"])}),
-        is_lost=content["is_lost"],
-    )

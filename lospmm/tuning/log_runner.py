@@ -24,7 +24,7 @@ class LogRunner:
     """A ``trial.Runner`` that takes the times of a log. Time is up once all of them were used."""
 
     def __init__(self, lines: Sequence[Mapping[str, Any]]) -> None:
-        self._lines = {_key(_about(line)): line for line in lines}
+        self._lines = {_key({name: line[name] for name in line if name not in FOUND}): line for line in lines}
         self._begun: deque[Candidate] = deque()
         self._timed: set[str] = set()
         self._finals = {key: deque(line.get("final_micros") or ()) for key, line in self._lines.items()}
@@ -70,11 +70,6 @@ class LogRunner:
             words = ", ".join(f"{name} {value}" for name, value in named(candidate).items())
             raise BadRequest(f"{TUNING_FILE} has no time of the candidate {words}: another version searched otherwise")
         return key, self._lines[key]
-
-
-def _about(line: Mapping[str, Any]) -> Mapping[str, int | str | None]:
-    """Return the fields of a line that identify its candidate."""
-    return {name: value for name, value in line.items() if name not in FOUND}
 
 
 def _key(named: Mapping[str, int | str | None]) -> str:

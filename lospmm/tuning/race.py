@@ -10,7 +10,7 @@ The other families come first if that may save the search for unrolled kernels, 
 """
 
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from types import MappingProxyType
@@ -171,7 +171,8 @@ def race_plans(known: Known, runner: Runner, *, limit_micros: float = float("inf
         ran = fastest_first(trials)
         if not ran or runner.is_over:
             break
-        near = _neighbours(known, ran[0].candidate, {trial.candidate for trial in trials})
+        best, timed = ran[0].candidate, {trial.candidate for trial in trials}
+        near = [one for one in known.plans_of(best.family) if one not in timed and _distance(one, best) == 1]
         trials += _timed(runner, near[:NEIGHBOURS])
         if not near or fastest_first(trials)[0] is ran[0]:
             break
@@ -211,7 +212,3 @@ def _distance(one: Candidate, other: Candidate) -> int:
     """Return the number of fields in which two plans of a family differ."""
     left, right = asdict(one.plan), asdict(other.plan)
     return sum(left[name] != right.get(name) for name in left)
-
-
-def _neighbours(known: Known, best: Candidate, timed: Collection[Candidate]) -> list[Candidate]:
-    return [one for one in known.plans_of(best.family) if one not in timed and _distance(one, best) == 1]

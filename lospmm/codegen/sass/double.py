@@ -10,7 +10,6 @@ sums, and one store writes them.
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,28 +60,23 @@ def two_columns(code: MachineCode, dtype: Dtype) -> MachineCode:
     tiles, highest = [], max(taken)
     for start, end in zip(code.starts, [*code.starts[1:], len(form)], strict=True):
         tile = form[start:end]
-        renamed = _renamed(tile[tile["op"] != Opcode.NOP], free)
-        highest = max(highest, renamed.highest)
+        lower, upper, own = _renamed(tile[tile["op"] != Opcode.NOP], free)
+        highest = max(highest, own)
         if highest + HARDWARE_REGISTERS >= RZ:
             count = highest + 1 + HARDWARE_REGISTERS
             raise Unsupported(f"{count} registers a thread: a smaller tile, or less prefetch")
-        doubled = _twice(renamed.lower, renamed.upper)
+        doubled = _twice(lower, upper)
         tiles.append(np.concatenate((doubled, padding(len(doubled)))))
     starts = np.cumsum([0, *(len(tile) for tile in tiles[:-1])])
     registers = highest + 1 + HARDWARE_REGISTERS
     return replace(code, form=np.concatenate(tiles), starts=starts, registers=registers)
 
 
-class _Renamed(NamedTuple):
-    """A tile with the registers of its lower columns, and with those of its upper ones."""
+def _renamed(tile: NDArray[np.void], free: NDArray[np.int64]) -> tuple[NDArray[np.void], NDArray[np.void], int]:
+    """Return a tile with the registers of its lower columns, with those of its upper ones, and the highest register.
 
-    lower: NDArray[np.void]
-    upper: NDArray[np.void]
-    highest: int
-
-
-def _renamed(tile: NDArray[np.void], free: NDArray[np.int64]) -> _Renamed:
-    """Assign ``free`` registers: two a sum, one a buffer, then a ring for the elements' upper halves."""
+    Of ``free`` registers each sum has two, a buffer one, and the elements' upper halves a ring.
+    """
     named = np.zeros(RZ + 1, np.bool_)
     for op, operands in _NUMBERS.items():
         for operand in operands:
@@ -101,7 +95,7 @@ def _renamed(tile: NDArray[np.void], free: NDArray[np.int64]) -> _Renamed:
             lower[operand][where], upper[operand][where] = low[tile[operand][where]], high[tile[operand][where]]
     fmas = np.flatnonzero(tile["op"] == Opcode.FFMA_IMM)
     if not len(fmas):
-        return _Renamed(lower, upper, int(free[used - 1]) if used else 0)
+        return lower, upper, int(free[used - 1]) if used else 0
     converted, element = _elements(tile, buffers, fmas)
     last = np.zeros(len(converted), np.int64)
     last[element] = fmas  # ascending: the last write wins
@@ -109,7 +103,7 @@ def _renamed(tile: NDArray[np.void], free: NDArray[np.int64]) -> _Renamed:
     halves = free[used : used + ring]
     upper["rd"][converted] = halves[np.arange(len(converted)) % ring]
     upper["ra"][fmas] = halves[element % ring]
-    return _Renamed(lower, upper, int(free[used + ring - 1]))
+    return lower, upper, int(free[used + ring - 1])
 
 
 def _elements(

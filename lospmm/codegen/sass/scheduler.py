@@ -31,7 +31,7 @@ from lospmm.codegen.sass.addresses import (
 )
 from lospmm.codegen.sass.early import stored_early
 from lospmm.codegen.sass.exchange import Mailbox, exchange
-from lospmm.codegen.sass.form import RZ, Opcode, blank
+from lospmm.codegen.sass.form import PT, RZ, Opcode, blank
 from lospmm.codegen.sass.machine import CLUSTER_ENTRY, ENTRY, HARDWARE_REGISTERS, WALKS_ENTRY, EntryRegisters
 from lospmm.problem.dtype import FLOAT_BYTES
 from lospmm.problem.lanes import FLOAT_SUMS, in_lanes, lanes_of
@@ -124,7 +124,7 @@ def schedule_tile(tile: TileProgram, program: KernelProgram) -> tuple[NDArray[np
         assert program.cols is not None, "addresses of the mailbox are constants"
         mailbox = Mailbox(tile.slots, program.cols * FLOAT_BYTES)
         pieces += exchange(form, code, mailbox, entry, registers.accumulators, registers.buffers)
-    pieces.append((len(form), _leave()))
+    pieces.append((len(form), leave()))
     before = np.array([at for at, _ in pieces if at]) - 1
     form["reuse"][before.astype(np.intp)] = 0  # the reuse cache lasts for the next instruction only
     return layer.inserted(form, pieces), registers.count
@@ -266,9 +266,10 @@ def _stores_at_once(code: NDArray[np.void]) -> NDArray[np.intp]:
     return np.unique(start[fresh])
 
 
-def _leave() -> NDArray[np.void]:
+def leave(predicate: int = PT) -> NDArray[np.void]:
+    """Return the end of a thread, where ``predicate`` is true."""
     form = blank(1)
-    form["op"], form["stall"] = Opcode.EXIT, EXIT_STALL
+    form["op"], form["stall"], form["predicate"] = Opcode.EXIT, EXIT_STALL, predicate
     return form
 
 

@@ -25,11 +25,11 @@ from lospmm.codegen.ir import KernelProgram, TileProgram
 from lospmm.codegen.ops import Op
 from lospmm.codegen.sass import layer
 from lospmm.codegen.sass.addresses import ADDRESS_SCOREBOARD, ADDRESSES_OUTSTANDING, move, raise_before
-from lospmm.codegen.sass.form import RZ, Opcode, blank, joined
+from lospmm.codegen.sass.form import PT, RZ, Opcode, blank, joined
 from lospmm.codegen.sass.listing import BYTES_PER_INSTRUCTION
 from lospmm.codegen.sass.machine import EntryRegisters
 from lospmm.codegen.sass.pieces import RingPiece, cut
-from lospmm.codegen.sass.scheduler import EXIT_STALL, Registers, entry_of, set_arithmetic, set_stalls
+from lospmm.codegen.sass.scheduler import Registers, entry_of, leave, set_arithmetic, set_stalls
 from lospmm.problem.dtype import FLOAT_BYTES
 from lospmm.space.walks import BUFFERS_BEFORE, FIRST_ACCUMULATOR, KEPT_BYTES, KEPT_WORDS, REACH, SCOREBOARDS, WALKS
 
@@ -107,7 +107,7 @@ class _Walker:
         if not pieces:
             stored, moved = self._stored(self.code)
             back = [_settled(), *self._moved(self.entry.c, self.other - moved)]
-            return [*stored, *back, *stored, _leave()]
+            return [*stored, *back, *stored, leave()]
         form = self._moved(self.entry.b, pieces[0].first * self.row_bytes)
         form += [self._first_loads(), _not_second()]
         if len(pieces) % WALKS == 0:  # the last one begins with the second column, and stores it first
@@ -129,8 +129,10 @@ class _Walker:
             return [*_looped(walk, again), _not_second()]
         stored, moved = self._stored(self.code[self.code["op"] == Op.STORE])
         again = [_settled(), *self._moved(self.entry.c, towards - moved)]
-        again += [*(self._loaded() if number else []), _second(self.entry)]
-        return _looped([*walk, *stored, _leave(SECOND)], again)
+        if number:
+            again += [self._moved_quads(Opcode.LDS, list(range(len(self.kept))), self.kept), _settled()]
+        again.append(_second(self.entry))
+        return _looped([*walk, *stored, leave(SECOND)], again)
 
     def _begun_anew(self, piece: RingPiece) -> list[Form]:
         """Set accumulators that begin with a bias, or that the first piece does not add to."""
@@ -324,9 +326,6 @@ class _Walker:
                 self.kept[quad], self.free[at] = self.free[at], self.kept[quad]
         return [*form, _settled()]
 
-    def _loaded(self) -> list[Form]:
-        return [self._moved_quads(Opcode.LDS, list(range(len(self.kept))), self.kept), _settled()]
-
     def _moved_quads(self, op: Opcode, quads: Sequence[int], places: Sequence[int]) -> Form:
         """Move groups of up to four accumulators to or from a place in shared memory."""
         parts = [
@@ -373,18 +372,9 @@ def _looped(body: list[Form], again: list[Form]) -> list[Form]:
     return [*body, *again, _branch(-sum(map(len, body)) - sum(map(len, again)) - 1)]
 
 
-def _branch(instructions: int, predicate: int | None = None) -> Form:
+def _branch(instructions: int, predicate: int = PT) -> Form:
     """Return a branch over ``instructions``, backwards if negative, taken if ``predicate`` is true."""
     form = blank(1)
     form["op"], form["offset"], form["stall"] = Opcode.BRA, BYTES_PER_INSTRUCTION * instructions, _BRANCH_STALL
-    if predicate is not None:
-        form["predicate"] = predicate
-    return form
-
-
-def _leave(predicate: int | None = None) -> Form:
-    form = blank(1)
-    form["op"], form["stall"] = Opcode.EXIT, EXIT_STALL
-    if predicate is not None:
-        form["predicate"] = predicate
+    form["predicate"] = predicate
     return form
