@@ -48,8 +48,8 @@ ADDRESS_REGISTERS = 4
 WINDOW_REGISTERS = 4
 
 #: Registers of the residual's address, and of the padding bits of a window.
-RESIDUAL_REGISTERS = 2
-PADDED_REGISTERS = 1
+_RESIDUAL_REGISTERS = 2
+_PADDED_REGISTERS = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,4 +287,4 @@ def reserved_registers(problem: Problem) -> int:
 def layer_registers(problem: Problem) -> int:
     """Return the registers a thread needs for the residual and for a convolution's padding."""
     is_padded = problem.convolution is not None and problem.convolution.is_padded
-    return RESIDUAL_REGISTERS * problem.epilogue.residual + PADDED_REGISTERS * is_padded
+    return _RESIDUAL_REGISTERS * problem.epilogue.residual + _PADDED_REGISTERS * is_padded
