@@ -7,7 +7,7 @@ from tests.docs.worked_example import fenced, tile_listing
 
 def generations() -> str:
     """The architectures that have it."""
-    return f"For {', '.join(f'`{name}`' for name in GENERATIONS)}, where it is the default.\n"
+    return f"For {', '.join(f'`{name}`' for name in GENERATIONS)} alone, where it is the default.\n"
 
 
 def lines() -> str:
