@@ -16,7 +16,7 @@ from lospmm.families import bitmap_wide
 from lospmm.families.bitmap_wide import WideBitmap
 from lospmm.families.coded import coded_refusal, scales_of, settings_of
 from lospmm.families.lane import MAX_GRID_SIDE, WARP
-from lospmm.families.packed import PLACES, PackedKernel, pack, source_of_template
+from lospmm.families.packed import PackedKernel, array_at, pack, source_of_template
 from lospmm.families.pieces import (
     STEP,
     TILE_ROWS,
@@ -287,6 +287,7 @@ def _packed(problem: Problem, plan: BitmapPlan) -> PackedKernel:
     entry = f"lospmm_bitmap_n{problem.n}"
     settings: dict[str, int | str] = {
         "ENTRY": entry,
+        "M": matrix.m,
         "K": matrix.k,
         **settings_of(problem.values),
         "N": problem.n,
@@ -298,7 +299,9 @@ def _packed(problem: Problem, plan: BitmapPlan) -> PackedKernel:
         "STAGES": plan.stages,
         "PAIRED": int(plan.shape.is_paired),
         "PIECE_BYTES": largest,
-        "FIRST_ARRAY": 2 * PLACES * 8,
+        "FIRST_ARRAY": array_at(data, 0),
+        "STARTS_ARRAY": array_at(data, 1),
+        "OTHERS_ARRAY": array_at(data, 2),
         "FIRSTS": bitmap_wide.firsts_of(problem) if plan.shared else walkers,
         "STAGED": int(is_staged(plan, problem)),
         "VECTOR": vector(problem),

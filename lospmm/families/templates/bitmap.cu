@@ -7,14 +7,15 @@
 // the rows of B are read in that order. PARTS warps of each of the LOSPMM_CLUSTER blocks that share rows add up what they
 // have, in a fixed order.
 //
-// A load that has to wait for another costs a short kernel a part of its time, so the first piece of each warp lies where no
-// load says, and A's shape is known when the text is compiled.
+// A load that has to wait for another costs a short kernel a part of its time, and so does code, which is read from memory. So
+// the first piece of each warp lies where no load says, and A's shape and the places of its arrays are compiled in.
 //
 // Arrays: the first FIRSTS pieces of a row of tiles, one for each warp at least, PIECE_BYTES of each; where each of the others
 // begins, in 16 bytes, the first ones having no bytes there; the others.
 
 constexpr int PIECES = (K + DEPTH - 1) / DEPTH;  // of a row of tiles
 constexpr int THREADS = 32 * ROWS * PARTS;
+constexpr bool RAGGED = K % DEPTH != 0;          // the last piece has fewer columns
 constexpr int CHUNKS = COLS / 8;  // 16 bytes of a row of B
 constexpr bool SINGLE = STAGED && N == 1;      // B is a vector
 constexpr int ROW = SINGLE ? 1 : COLS;         // elements of a row of B in the ring
@@ -46,9 +47,9 @@ struct Walk {
   int left;              // rows from there to the end of B; none where this lane's columns are beyond it
 };
 
-// Bounds are read a piece ahead of their use.
-LOSPMM_INLINE void bounds(Walk &walk) {
-  if (walk.tile < PIECES) walk.start = __ldg(walk.starts), walk.end = __ldg(walk.starts + 1);
+// Bounds are read a piece ahead of their use; ``behind`` are the pieces up to that one.
+LOSPMM_INLINE void bounds(Walk &walk, int behind = 0) {
+  if (walk.tile + behind < PIECES) walk.start = __ldg(walk.starts + behind), walk.end = __ldg(walk.starts + behind + 1);
 }
 
 LOSPMM_INLINE void fetch(Walk &walk, const unsigned char *from, int bytes, unsigned char *slot,
@@ -57,7 +58,7 @@ LOSPMM_INLINE void fetch(Walk &walk, const unsigned char *from, int bytes, unsig
   if (walk.tile < PIECES) {
 #if LOSPMM_BULK
     if (lane == 0) {
-      const int of_b = WHOLE ? min(walk.left, DEPTH) * ROW * 2 : 0;
+      const int of_b = WHOLE ? (RAGGED ? min(walk.left, DEPTH) : DEPTH) * ROW * 2 : 0;
       lospmm_bulk_expect(barrier, bytes + of_b);
       lospmm_bulk_copy(slot, from, bytes, barrier);
       if (WHOLE) lospmm_bulk_copy(slot + PIECE_BYTES, walk.b, of_b, barrier);
@@ -99,7 +100,7 @@ LOSPMM_INLINE void arrive(unsigned char *slot, unsigned long long *barrier, unsi
   lospmm_bulk_wait(barrier, parity);
 #endif
   if (PIECEMEAL || !LOSPMM_BULK) lospmm_wait<STAGES - 2>();
-  if (WHOLE && rows < DEPTH)
+  if (WHOLE && RAGGED && rows < DEPTH)
     for (int at = rows * ROW + threadIdx.x % 32; at < DEPTH * ROW; at += 32)
       reinterpret_cast<Element *>(slot + PIECE_BYTES)[at] = 0;
   __syncwarp();
@@ -174,7 +175,7 @@ LOSPMM_KERNEL(ENTRY) {
 #if !RESIDUAL
   const Element *residual = nullptr;
 #endif
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;  // one register for all lanes
   const int part = warp % PARTS, line = warp / PARTS;
   const long long block = blockIdx.z, first = static_cast<long long>(blockIdx.x) * COLS;
   const int mine = blockIdx.y * PARTS + part;
@@ -200,10 +201,10 @@ LOSPMM_KERNEL(ENTRY) {
   const int columns = static_cast<int>(min(N - first - lane / 4, 1ll * COLS));  // of B, from this lane's first
   const long long tall = block * ROWS + line;
   walk.firsts = lospmm_data + FIRST_ARRAY + tall * (FIRSTS * PIECE_BYTES);
+  walk.pieces = lospmm_data + OTHERS_ARRAY;
+  walk.starts = reinterpret_cast<const unsigned *>(lospmm_data + STARTS_ARRAY) + tall * PIECES + mine;
+  bounds(walk, APART);
   fetch(walk, walk.firsts + mine * PIECE_BYTES, PIECE_BYTES, ring, barriers);
-  walk.starts = lospmm_array<unsigned>(1) + tall * PIECES + walk.tile;
-  walk.pieces = lospmm_array<unsigned char>(2);
-  bounds(walk);
 #pragma unroll 1
   for (int stage = 1; stage < STAGES - 1; ++stage) fetch(walk, ring + stage * SLOT_BYTES, barriers + stage);
   int at = 0, next = STAGES - 1;
@@ -264,17 +265,19 @@ LOSPMM_KERNEL(ENTRY) {
   }
   lospmm_cluster_wait();
 #endif
-  const long long m = lospmm_number(0);
+#pragma unroll 1
   for (int place = blockIdx.y * THREADS + threadIdx.x; place < BLOCK_ROWS * COLS; place += LOSPMM_CLUSTER * THREADS) {
-    const long long of_row = block * BLOCK_ROWS + place / COLS, column = first + place % COLS;
-    if (of_row >= m || column >= N) continue;  // nothing that is not used is under way when the others may go
+    const int of_row = static_cast<int>(block) * BLOCK_ROWS + place / COLS, column = static_cast<int>(first) + place % COLS;
+    // Nothing that is not used is under way when the others may go.
+    if ((M % BLOCK_ROWS != 0 && of_row >= M) || (N % COLS != 0 && column >= N)) continue;
+    const long long at = static_cast<long long>(of_row) * N + column;
     float sum = 0;
 #if LOSPMM_CLUSTER > 1
     for (int other = 0; other < LOSPMM_CLUSTER; ++other) sum += lospmm_cluster_float(all + place, other);
 #else
     for (int other = 0; other < PARTS; ++other) sum += all[other * BLOCK_ROWS * COLS + place];
 #endif
-    c[of_row * N + column] = lospmm_finished(sum, static_cast<int>(of_row), of_row * N + column, residual);
+    c[at] = lospmm_finished(sum, of_row, at, residual);
   }
 #if LOSPMM_CLUSTER > 1
   lospmm_cluster_leave();  // nobody goes while others read its sums
