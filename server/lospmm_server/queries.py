@@ -237,7 +237,7 @@ def _kernel(row: Any) -> JobRow:
 def _model(row: Any, found: Sequence[Any]) -> JobRow:
     states = tuple(_layer(layer) for layer in found)
     asked = [layer.state for layer in states if layer.skipped is None]
-    done = sum(state in ENDED for state in asked)
+    done = sum(state in ENDED and state != "cancelled" for state in asked)
     state = _state_of(states, is_cancelled=row.cancel)
     return JobRow(
         id=row.id,

@@ -198,7 +198,7 @@ def give_back(database: Database, claimed: Claim) -> bool:
             _cancelled(connection, row.digest)
         else:
             waiting = {"state": "queued", "owner": None, "attempts": row.attempts - 1, "started": None, "begun": None}
-            _change(connection, row.digest, waiting)
+            _change(connection, row.digest, waiting | {"stage": None, "progress": {}})
             _event(connection, row.digest, "queued", _queued(row.request, row.model))
         return True
 

@@ -159,7 +159,12 @@ def test_a_claim_reads_an_index_and_not_the_queue(database: Database) -> None:
 def test_who_gives_a_job_back_keeps_the_turn(database: Database) -> None:
     submitted(database, 1, 2, key="mine")
     submitted(database, 3, key="theirs")
-    assert queue.give_back(database, claimed(database))
+    mine = claimed(database)
+    queue.beat(database, mine, "compile", {"compile": (1, 2)})
+    assert queue.give_back(database, mine)
+    job = queries.find_job(database, mine.digest)
+    assert job is not None
+    assert (job.state, job.stage, job.progress) == ("queued", None, {})
     assert [int(claimed(database).digest, 16) for _ in range(3)] == [1, 3, 2]
 
 

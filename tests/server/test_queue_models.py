@@ -68,6 +68,7 @@ class TestModels:
         queue.submit_model(database, mine, NOBODY)
         queue.submit_model(database, theirs, NOBODY)
         assert queue.cancel(database, mine.id)
+        assert self.job(database, mine).progress == {"layers": (0, 3)}
         (told,) = queries.events_after(database, [mine.id], 0)[-1:]
         assert (told.kind, told.data) == ("stopped", {"layers": 1})
         assert [state(database, number) for number in (1, 2, 3)] == ["queued", "cancelled", "queued"]
