@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
+from os import PathLike
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -128,7 +130,8 @@ class Client:
         row = replace(row_of(columns, convolution, bias=False, relu=relu, residual=residual), transpose=transpose)
         query = options_query(device, seed, options) | row_query(row)
         file = row.file(MatrixFile(*matrix_and_values(flattened(weights, convolution), tensor, seed), "weights"))
-        upload = upload_of("weights", file.matrix, file.values)
+        of_file = Path(weights).stem if isinstance(weights, str | PathLike) else "weights"
+        upload = upload_of(tensor or of_file, file.matrix, file.values)
         if bias is not None:
             upload = with_bias(upload, bias)
         return self._tuned(upload, query, stages(progress), _deadline(timeout_seconds))

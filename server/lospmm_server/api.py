@@ -10,7 +10,7 @@ from lospmm_server.responses import BINARY, JSON, Part, accepted, immutable, ker
 from lospmm_server.routing import FILE, By, MediaType, body, problems_of
 from lospmm_server.schemas import Digest, JobState, JobView, Kernel, KernelQuery
 from lospmm_server.service import Behind, Service
-from lospmm_server.uploads import read_request, received
+from lospmm_server.uploads import name_of, read_request, received
 
 _BODY = body(
     "A pruned weight matrix: .npz .npy .mtx .smtx .safetensors .onnx .pt, known by its content; a bias: .npy.",
@@ -48,7 +48,7 @@ async def post_kernel(
     """
     async with received(request) as files:
         order = await behind.take(lambda: behind.order(read_request(files, query), caller), files.size)
-    await behind.post(order, caller)
+    await behind.post(order, caller, name_of(files, query))
     if not order.is_kept:
         job = await behind.wait_for(order.digest, query.wait, caller)
         if job.state != JobState.SUCCEEDED:

@@ -8,7 +8,6 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import PurePosixPath
 
 from starlette.datastructures import UploadFile
 
@@ -38,6 +37,7 @@ from lospmm_server.uploads import (
     BIAS_FIELD,
     FIELD,
     MAX_LAYERS,
+    NAME_CHARACTERS,
     TABLE_FIELD,
     Received,
     bias_of,
@@ -45,10 +45,11 @@ from lospmm_server.uploads import (
     device_of,
     options_of,
     row_keys,
+    stem_of,
 )
 
-#: The most characters of a model's name and of a weight's in the tables.
-NAME_CHARACTERS, WEIGHT_CHARACTERS = 200, 1000
+#: The most characters of a weight's name in the tables.
+WEIGHT_CHARACTERS = 1000
 
 #: The most characters of the reason for which a layer is skipped.
 REASON_CHARACTERS = 1000
@@ -100,17 +101,17 @@ def read_model(files: Received, query: ModelQuery, order: Callable[[Request], Ke
         raise first or none_asked(layers[0].name, str(layers[0].skipped))
     if lacks_biases:
         raise readers.no_biases([layer.name for layer in layers if layer.skipped is None])
-    name = query.name or _stem(files.matrices[0].filename or "model")
+    name = query.name or stem_of(files.matrices[0].filename or "model")
     n = wanted.table.n or 0
     return ModelOrder(_id(name, layers, team), printable(name)[:NAME_CHARACTERS], n, wanted.device.name, layers)
 
 
 def _by_layer(files: Received) -> dict[str, UploadFile]:
     """Return the bias of each layer that has one. Raises BadRequest for one without its matrix file."""
-    biases = {_stem(upload.filename or BIAS_FIELD): upload for upload in files.biases}
+    biases = {stem_of(upload.filename or BIAS_FIELD): upload for upload in files.biases}
     first = files.matrices[0]
     is_one_file = len(files.matrices) == 1 and files.biases and readers.is_model(content_of(first.file))
-    names = set() if is_one_file else {_stem(upload.filename or FIELD) for upload in files.matrices}
+    names = set() if is_one_file else {stem_of(upload.filename or FIELD) for upload in files.matrices}
     if len(biases) < len(files.biases):
         raise BadRequest("two biases are of one layer: a bias is called as its matrix file is, fc1.npy of fc1.npz")
     if others := biases.keys() - names:
@@ -211,7 +212,7 @@ def _held(upload: UploadFile, *, is_alone: bool) -> ModelTensors | None:
 
 
 def _layers(upload: UploadFile, held: ModelTensors | None) -> list[str]:
-    return [_stem(upload.filename or FIELD)] if held is None else list(held.weights)
+    return [stem_of(upload.filename or FIELD)] if held is None else list(held.weights)
 
 
 def _matrix(content: Content, name: str, seed: int) -> MatrixFile | BadMatrix:
@@ -219,12 +220,6 @@ def _matrix(content: Content, name: str, seed: int) -> MatrixFile | BadMatrix:
         return readers.read_bytes(content, name, seed=seed)
     except BadMatrix as error:
         return error
-
-
-def _stem(file: str) -> str:
-    """Return a file's name without its folder and suffix, on one line."""
-    name = PurePosixPath(file.replace("\\", "/")).stem or "layer"
-    return "".join(char if char.isprintable() else "?" for char in name)[-NAME_CHARACTERS:]
 
 
 def _id(name: str, layers: Sequence[Layer], team: str) -> str:

@@ -73,7 +73,7 @@ class JobRow:
     kind: Literal["kernel", "model"]
     state: str
     turn: int = 0  # the order in which jobs were queued
-    name: str = ""  # a model's
+    name: str = ""  # a model's, or that of a kernel's file
     key: str = ""
     created: datetime | None = None
     started: datetime | None = None
@@ -95,7 +95,7 @@ class JobRow:
     @property
     def title(self) -> str:
         """Title of its page."""
-        return f"Model {self.name}" if self.kind == "model" else f"Kernel {self.id[:12]}"
+        return f"{self.kind.title()} {self.name or self.id[:12]}"
 
     @property
     def seconds(self) -> float | None:
@@ -210,7 +210,10 @@ def _state_for(team: str | None) -> sa.ColumnElement[str]:
 
 
 def _kernels(team: str | None) -> sa.Select[Any]:
-    chosen = sa.select(kernels, _state_for(team).label("seen"))
+    name: sa.ColumnElement[Any] = postings.c.name
+    if team is None:
+        name = sa.select(sa.func.max(name)).where(postings.c.digest == kernels.c.digest).scalar_subquery()
+    chosen = sa.select(kernels, _state_for(team).label("seen"), name.label("name"))
     if team is None:
         return chosen
     return chosen.join(postings, (postings.c.digest == kernels.c.digest) & (postings.c.team == team))
@@ -228,6 +231,7 @@ def _kernel(row: Any) -> JobRow:
         kind="kernel",
         state=row.seen,
         is_cancelling=row.cancel,
+        name=row.name or "",
         progress=_progress(row.progress),
         error=_problem(row.error) if row.seen == row.state else describe(Cancelled()),
         **_columns(row, own),

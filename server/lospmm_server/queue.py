@@ -94,8 +94,8 @@ class Claim:
     attempts: int
 
 
-def submit(database: Database, order: KernelOrder, caller: Caller) -> None:
-    """Queue a kernel for the caller's team, unless it waits, runs or has succeeded. Raises Busy.
+def submit(database: Database, order: KernelOrder, caller: Caller, name: str = "") -> None:
+    """Queue a kernel for the caller's team by a file's name, unless it waits, runs or has succeeded. Raises Busy.
 
     If the kernel of a successful job is lost, ``requeue`` queues it again.
     """
@@ -105,7 +105,7 @@ def submit(database: Database, order: KernelOrder, caller: Caller) -> None:
                 return
     with database.write() as connection:
         admission.check_room(connection, caller.name, [] if order.is_kept else [order.digest])
-        _submit(connection, order, caller)
+        _submit(connection, order, caller, name=name)
 
 
 def submit_model(database: Database, model: ModelOrder, caller: Caller) -> None:
@@ -120,7 +120,7 @@ def submit_model(database: Database, model: ModelOrder, caller: Caller) -> None:
         connection.execute(sa.insert(models).values(**row))
         connection.execute(sa.insert(layers), [_layer_row(model.id, *found) for found in enumerate(model.layers)])
         for order in model.orders.values():
-            _submit(connection, order, caller, model.name)
+            _submit(connection, order, caller, model=model.name)
 
 
 def check_room(database: Database, key: str, digests: Sequence[str]) -> None:
@@ -305,20 +305,22 @@ def _first(gpu: str, *where: sa.ColumnElement[bool]) -> sa.ScalarSelect[Any]:
     return queued.order_by(kernels.c.key, kernels.c.model, kernels.c.turn).limit(1).scalar_subquery()
 
 
-def _submit(connection: sa.Connection, order: KernelOrder, caller: Caller, model: str | None = None) -> None:
+def _submit(
+    connection: sa.Connection, order: KernelOrder, caller: Caller, *, name: str | None = None, model: str = ""
+) -> None:
     row = connection.execute(sa.select(kernels).where(kernels.c.digest == order.digest)).first()
     is_cancelled = row is not None and (row.cancel or row.state == "cancelled")  # its poster no longer wants it
-    teams.post(connection, order.digest, caller.team, alone=model is None, is_cancelled=is_cancelled)
+    teams.post(connection, order.digest, caller.team, name=name, is_cancelled=is_cancelled)
     if row is not None and row.state in PENDING:
         _change(connection, order.digest, {"cancel": False})  # it was posted again
         return
-    if row is not None and row.state == "succeeded" and model is None:
+    if row is not None and row.state == "succeeded" and name is not None:
         return
     wanted = {"request": order.request, "gpu": order.gpu, "attempts": 0}
     wanted |= {"key": caller.name, "weight": caller.terms.weight}
     if row is None:
         new = {"digest": order.digest, "turn": 0, "state": "queued", "beat": 0, "cancel": False, "progress": {}}
-        connection.execute(sa.insert(kernels).values(**new, **wanted, model=model or "", created=_now()))
+        connection.execute(sa.insert(kernels).values(**new, **wanted, model=model, created=_now()))
     if order.is_kept:
         kept = {"state": "succeeded", "error": None, "cancel": False, "ended": _now()}
         _change(connection, order.digest, wanted | kept)

@@ -231,7 +231,7 @@ class JobView(BaseModel):
 
     id: str = Field(description="The digest of the kernel, or the model's id.", examples=[EXAMPLE_DIGEST])
     kind: Literal["kernel", "model"]
-    name: str | None = Field(description="A model's.")
+    name: str | None = Field(description="A model's, or that of a kernel's file or tensor.")
     state: JobState
     cancelling: bool = Field(description="It is told to stop and has not done so yet.")
     attempts: int = Field(description="How often a worker has begun it.")

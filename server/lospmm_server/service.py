@@ -150,11 +150,11 @@ class Service:
         await self.ask(queue.submit_model, self.database, model, caller)
         return model
 
-    async def post(self, order: KernelOrder, caller: Caller) -> None:
-        """Queue an order; one that is kept already is noted as posted by the caller's team. Raises Busy."""
+    async def post(self, order: KernelOrder, caller: Caller, name: str) -> None:
+        """Queue an order by a file's name; one that is kept is noted as posted by the caller's team. Raises Busy."""
         self.metrics.artifact_requested(hit=order.is_kept)
         if caller.team or not order.is_kept:
-            await self.ask(queue.submit, self.database, order, caller)
+            await self.ask(queue.submit, self.database, order, caller, name)
 
     async def find(self, digest: str) -> ShelvedKernel | None:
         """Return a finished kernel, or None. Raises DiskFault."""

@@ -11,7 +11,7 @@ from lospmm_server.models import read_model
 from lospmm_server.queries import JobRow
 from lospmm_server.schemas import PAGE, KernelQuery, ModelQuery
 from lospmm_server.service import Service
-from lospmm_server.uploads import Received, read_request
+from lospmm_server.uploads import Received, name_of, read_request
 
 
 class ServiceView:
@@ -39,7 +39,7 @@ class ServiceView:
         """Have a matrix tuned; return the id of the job."""
         service, caller = self._service, request.state.caller
         order = await service.take(lambda: service.order(read_request(files, query), caller), files.size)
-        await service.post(order, caller)
+        await service.post(order, caller, name_of(files, query))
         return order.digest
 
     async def submit_model(self, request: Request, files: Received, query: ModelQuery) -> str:

@@ -79,6 +79,7 @@ postings = sa.Table(
     sa.Column("digest", sa.String(64), primary_key=True, index=True, doc="of the kernel, whose row may be forgotten"),
     sa.Column("posted", sa.Boolean, nullable=False, doc="by itself, not only as a layer of a model"),
     sa.Column("cancel", sa.Boolean, nullable=False, doc="the team no longer wants it, and others may"),
+    sa.Column("name", sa.String(200), nullable=False, server_default="", doc="of the file that was posted by itself"),
 )
 
 models = sa.Table(

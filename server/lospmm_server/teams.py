@@ -23,13 +23,15 @@ def wants(connection: sa.Connection, digest: str, team: str) -> bool:
     return connection.execute(sa.select(postings.c.team).where(mine)).first() is not None
 
 
-def post(connection: sa.Connection, digest: str, team: str, *, alone: bool, is_cancelled: bool) -> None:
-    """Record that a team wants a kernel, ``alone`` or as a layer; of a cancelled one, that the others do not."""
+def post(connection: sa.Connection, digest: str, team: str, *, name: str | None, is_cancelled: bool) -> None:
+    """Record that a team wants a kernel, by ``name`` or as a layer (None); of a cancelled one, that others do not."""
     if is_cancelled:
         _cancel(connection, postings.c.digest == digest)
-    posted = alone or wants(connection, digest, team)
+    if name is None and wants(connection, digest, team):
+        return
+    values = {"posted": name is not None, "name": name or "", "cancel": False}
     connection.execute(sa.delete(postings).where(_of(digest, team)))
-    connection.execute(sa.insert(postings).values(team=team, digest=digest, posted=posted, cancel=False))
+    connection.execute(sa.insert(postings).values(team=team, digest=digest, **values))
 
 
 def leave(connection: sa.Connection, digest: str, team: str) -> bool:

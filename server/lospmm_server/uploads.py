@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 from starlette.datastructures import FormData, Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
-from lospmm.errors import BadRequest, BadSettings, LospmmError
+from lospmm.errors import BadRequest, BadSettings, LospmmError, printable
 from lospmm.gpu.detect import detect_device, own_gpu
 from lospmm.matrix.mapped import content_of
 from lospmm.matrix.readers import bias_in, read_bytes
@@ -48,6 +49,9 @@ SMALL_BYTES = 1 << 16
 
 #: The most layers of a model, in a file or as files.
 MAX_LAYERS = 2000
+
+#: The most characters of the name of a model or a kernel in the tables.
+NAME_CHARACTERS = 200
 
 #: The most fields of a form beside its files that are read before it is refused: none is expected.
 MAX_FIELDS = 1000
@@ -103,6 +107,18 @@ def read_request(files: Received, query: KernelQuery) -> TuningRequest:
     upload = files.matrices[0]
     file = read_bytes(content_of(upload.file), upload.filename or FIELD, tensor=query.tensor, seed=query.seed)
     return row.request(file, bias, device, options, query.seed).settled(settings().worker_gpu)
+
+
+def name_of(files: Received, query: KernelQuery) -> str:
+    """Return what a matrix is called: its tensor, or the stem of its file; empty of one that is the body."""
+    file = files.matrices[0].filename
+    return printable(query.tensor or (stem_of(file) if file else ""))[:NAME_CHARACTERS]
+
+
+def stem_of(file: str) -> str:
+    """Return a file's name without its folder and suffix, on one line."""
+    name = PurePosixPath(file.replace("\\", "/")).stem or "layer"
+    return "".join(char if char.isprintable() else "?" for char in name)[-NAME_CHARACTERS:]
 
 
 def bias_of(upload: UploadFile) -> NDArray[np.floating]:
@@ -176,7 +192,7 @@ async def _raw(request: Request, limit: int) -> AsyncIterator[Received]:
 
 async def _written(body: AsyncGenerator[bytes, None]) -> UploadFile:
     with _to_disk(), ExitStack() as stack:
-        upload = UploadFile(stack.enter_context(tempfile.TemporaryFile()), size=0, filename=FIELD)
+        upload = UploadFile(stack.enter_context(tempfile.TemporaryFile()), size=0)
         async for chunk in body:
             await upload.write(chunk)
         await upload.seek(0)  # everything has been written by now

@@ -34,6 +34,7 @@ def test_a_job_is_accepted_polled_and_found_done(client: TestClient, slow_toolki
     wait_until(lambda: client.get(job).json()["stage"] == "compile")
     running = client.get(job).json()
     assert (running["state"], running["error"], running["links"]["kernel"]) == ("running", None, None)
+    assert [one["name"] for one in client.get("/v1/jobs").json()["jobs"]] == [running["name"]] == ["W"]
     assert running["progress"]["reorder"] == {"done": 1, "total": 1}
     assert running["progress"]["compile"]["done"] == 0
     slow_toolkit.gate.touch()

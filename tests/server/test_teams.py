@@ -223,6 +223,16 @@ class TestCancel:
         assert self.states(database, order(3).digest) == ["cancelled"] * 3
 
 
+def test_each_team_sees_a_kernel_by_its_own_name(either_database: Database) -> None:
+    """Also once it has posted the kernel as a layer, which has no name of its own."""
+    queue.submit(either_database, order(1), A, "secret")
+    queue.submit(either_database, order(1), B, "plain")
+    queue.submit_model(either_database, model(order(1)), A)
+    names = [[job.name for job in queries.list_jobs(either_database, None, None, 50, team)] for team in ("a", "b")]
+    assert names == [["net", "secret"], ["plain"]]
+    assert queries.find_job(either_database, order(1).digest).title in ("Kernel plain", "Kernel secret")
+
+
 def test_who_cancels_what_goes_on_for_others_hears_of_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keys, "REFRESH_SECONDS", -1.0)
     with served(workers=0, asks_for_keys=True) as port, httpx2.Client(base_url=f"http://127.0.0.1:{port}") as client:
