@@ -90,7 +90,7 @@ def _search(search: Mapping[str, Any]) -> dict[str, str]:
     if others := other_families(search["families"]):
         rows["families"] = others
     if (like := search.get("like")) is not None:
-        rows["plan"] = f"that of an alike layer, {like[:16]}"
+        rows["plan"] = f"that of an alike layer, {like[:16]}; a tuning with --each searches its own"
     if (gain := search.get("expected_gain")) is not None:
         rows["a longer search"] = f"is expected to save {gain:.1%}"
     return rows
