@@ -78,7 +78,7 @@ def main(words: Sequence[str] | None = None) -> None:
         gpu, options = device_of(given.device), options_of(given.measure, given.budget)
         context = context_of(gpu, options, given.commit or commit_of(ROOT))
         asked = ["--quiet", "--device", gpu.name, "--measure", options.measure, "--verify", options.verify]
-        asked += [] if given.budget is None else ["--budget", str(given.budget)]
+        asked += ["--cache", "cold", *([] if given.budget is None else ["--budget", str(given.budget)])]
         for network in given.network or NETWORKS:
             seconds, layers = tuned(network, given.batch, given.sparsity, asked)
             own = {"network": network, "batch": given.batch, "sparsity": given.sparsity, "seconds": round(seconds, 1)}

@@ -139,10 +139,10 @@ class Tuning:
     key: str | None
 
 
-def tunes(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the flags of a tuning to a command, after its own; it is called with their values as ``tuning``."""
+def tunes(command: Callable[..., None], cache: str = "cold") -> Callable[..., None]:
+    """Add a tuning's flags, --cache with this default, after a command's own; it gets their values as ``tuning``."""
     own = [one for one in signature(command).parameters.values() if one.name != "tuning"]
-    options = {name: (_flag(name), getattr(Options(), name)) for name in _OPTION_FLAGS}
+    options = {name: (_flag(name), getattr(Options(cache=cache), name)) for name in _OPTION_FLAGS}
     flags = {**_LAYER_FLAGS, **options, **_OTHER_FLAGS}
 
     @wraps(command)

@@ -35,7 +35,7 @@ from lospmm.progress import reported
 from lospmm.stages import Progress
 
 
-@tunes
+@partial(tunes, cache="network")
 def tune_model(
     model: Annotated[
         Path,

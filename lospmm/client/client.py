@@ -168,7 +168,7 @@ class Client:
         ``each_layer`` yields the results once all have ended, with one kernel in memory at a time; ``tune_model``
         returns them as a list. A kernel that the caller ``has``, with this digest, is not fetched.
         """
-        query = options_query(device, seed, options)
+        query = options_query(device, seed, {"cache": "network", **options})
         if layers is None:
             row = row_of(n, convolution, bias=biases is True, relu=relu, residual=residual)
             table, of_all = LayerTable({ANY: row}), row_query(row)

@@ -18,7 +18,7 @@ def options_query(device: str, seed: int, options: Mapping[str, Any]) -> dict[st
     check_served(options)
     chosen = options_of(options)
     served = {name: getattr(chosen, name) for name in SERVED_OPTIONS}
-    for later in ("trials", "cache", "memory", "values"):  # which older services lack
+    for later in ("trials", "memory", "values"):  # which older services lack
         if served[later] == getattr(Options(), later):
             del served[later]
     return {"device": str(device), "seed": whole_number("seed", seed), **served}

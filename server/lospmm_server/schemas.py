@@ -48,9 +48,9 @@ Cursor = Annotated[
 ]
 
 
-def _choice(option: str, description: str) -> Any:
+def _choice(option: str, description: str, default: str | None = None) -> Any:
     """Return the field of an option that has CHOICES."""
-    default = getattr(Options(), option)
+    default = default or getattr(Options(), option)
     return Field(default, max_length=80, description=description, json_schema_extra={"enum": list(CHOICES[option])})
 
 
@@ -132,6 +132,7 @@ class ModelQuery(TuningQuery):
         description="Columns of B, one number or several; a convolution and a layer table know their own.",
         examples=["4096", "1,8,512"],
     )
+    cache: str = _choice("cache", "As for a kernel; layers run behind others.", "network")
     name: str | None = Field(
         default=None,
         min_length=1,

@@ -101,11 +101,23 @@ def test_options_of_the_service(client: Client) -> None:
 
 def test_a_parameter_that_came_later_is_asked_for_where_it_matters() -> None:
     """An older service refuses what it does not know."""
-    assert "cache" not in options_query("h200", 0, {}) and "cache" not in options_query("h200", 0, {"cache": "cold"})
-    assert options_query("h200", 0, {"cache": "network"})["cache"] == "network"
     for later, value in (("trials", "proxy"), ("memory", "low"), ("values", "int8")):
         assert options_query("h200", 0, {later: value})[later] == value
-    assert set(SERVED_OPTIONS) - {"trials", "cache", "memory", "values"} < set(options_query("h200", 0, {}))
+    assert set(SERVED_OPTIONS) - {"trials", "memory", "values"} < set(options_query("h200", 0, {}))
+
+
+def test_layers_of_a_model_are_timed_as_in_a_network(client: Client) -> None:
+    ask, caches = client._connection.ask, []
+
+    def noted(method: str, path: str, **request: Any) -> httpx2.Response:
+        caches.extend([request["params"]["cache"]] if method == "POST" else [])
+        return ask(method, path, **request)
+
+    client._connection.ask = noted  # type: ignore[method-assign]
+    client.tune(weights(), 16, device="h200")
+    for options in ({}, {"cache": "cold"}):
+        list(client.each_layer({"fc": weights()}, 16, device="h200", **options))
+    assert caches == ["cold", "network", "cold"]
 
 
 def test_every_page_of_jobs(client: Client) -> None:

@@ -35,8 +35,10 @@ def test_every_parameter_is_described(shared: TestClient) -> None:
     assert of_kernels["wait"] == "`30`"
     of_models = section(PAGE, "### `POST /v1/models`")
     assert "\n- parameters of kernels but `tensor`: " in of_models
-    own = {name for name, _, _ in entries(of_models)}
-    assert of_kernels.keys() - {"tensor"} | own == {parameter["name"] for parameter in parameters["/v1/models"]}
+    own = {name: default for name, default, _ in entries(of_models)}
+    (cache,) = (one["schema"]["default"] for one in parameters["/v1/models"] if one["name"] == "cache")
+    assert own["cache"] == f"`{cache}`" == "`network`"
+    assert of_kernels.keys() - {"tensor"} | own.keys() == {parameter["name"] for parameter in parameters["/v1/models"]}
 
 
 def test_defaults_are_those_of_tune(shared: TestClient) -> None:
