@@ -134,7 +134,8 @@ def winner_of(problem: Problem, known: Known, emitter: str) -> Candidate:
 
 
 def _nobody(problem: Problem, known: Known, emitter: str) -> str:
-    refusals = {UNROLLED: unrolled_refusal(problem, emitter) or "not asked for", **known.refusals}
+    own = unrolled_refusal(problem, emitter)
+    refusals = ({} if own is None else {UNROLLED: own}) | dict(known.refusals)
     return f"no family has a kernel for this: {'; '.join(f'{name}: {why}' for name, why in refusals.items())}"
 
 

@@ -91,7 +91,7 @@ def test_what_cannot_be_joined(apart: list[lospmm.Kernel]) -> None:
 
 
 def test_what_memory_low_has_no_kernel_for() -> None:
-    with pytest.raises(NothingFits, match="n 65 is not a multiple of 8"):
+    with pytest.raises(NothingFits, match="kernel for this: bitmap: n 65 is not a multiple of 8"):
         lospmm.tune(HALVES, 65, **LOW)
     with pytest.raises(BadRequest, match="memory low: choose dtype float16 or bfloat16, not float32"):
         lospmm.tune(HALVES, 64, **(LOW | {"dtype": "float32"}))
