@@ -59,7 +59,7 @@ ERRORS: Mapping[type[LospmmError], ProblemKind] = {
     Unsupported: ProblemKind("unsupported", "This service does not do that", 400),
     BadSettings: ProblemKind("unavailable", "The service cannot do work now", 503),
     BadRequest: ProblemKind("bad-request", "The request is wrong", 400),
-    NothingFits: ProblemKind("nothing-fits", "No tile size fits the device", 422),
+    NothingFits: ProblemKind("nothing-fits", "No kernel fits the request", 422),
     ToolchainFault: ProblemKind("toolchain-fault", "A compiler failed", 500),
     GpuFault: ProblemKind("gpu-fault", "The GPU failed", 500),
     VerificationFailed: ProblemKind("verification-failed", "The kernel computes something else", 500),
