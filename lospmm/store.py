@@ -110,18 +110,18 @@ class Store:
             os.utime(directory)
         return files
 
-    def put(self, kind: str, key: str, files: Mapping[str, bytes]) -> None:
-        """Write an entry, unless it exists."""
+    def put(self, kind: str, key: str, files: Mapping[str, bytes]) -> bool:
+        """Write an entry, unless it exists; return whether it was written."""
         directory = self.directory(kind, key)
         for name in files:
             if not _NAME.fullmatch(name) or name == MANIFEST:
                 raise BadRequest(f"{name!r} cannot be the name of a file in the store")
         if directory.exists():
-            return
+            return False
         scratch = self._scratch()
         try:
             _write(scratch, kind, key, files)
-            self._place(scratch, directory)
+            return self._place(scratch, directory)
         except OSError as error:
             raise _fault(self.root, error) from error
         finally:
@@ -225,16 +225,17 @@ class Store:
         except OSError as error:
             raise _fault(self.root, error) from error
 
-    def _place(self, whole: Path, directory: Path) -> None:
-        """Rename a complete entry into place, unless another writer was first. Raises OSError."""
+    def _place(self, whole: Path, directory: Path) -> bool:
+        """Rename a complete entry into place; return False if another writer was first. Raises OSError."""
         directory.parent.mkdir(parents=True, exist_ok=True)
         try:
             whole.rename(directory)
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
-        else:
-            _sync(directory.parent)
+            return False
+        _sync(directory.parent)
+        return True
 
     def _new_scratch(self) -> Path:
         return self.root / SCRATCH / secrets.token_hex(8)

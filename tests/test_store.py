@@ -70,8 +70,8 @@ def test_a_kind_is_a_word(store: Store) -> None:
 
 
 def test_the_first_writer_wins(store: Store) -> None:
-    store.put("unit", KEY, {"file": b"first"})
-    store.put("unit", KEY, {"file": b"second"})
+    assert store.put("unit", KEY, {"file": b"first"})
+    assert not store.put("unit", KEY, {"file": b"second"})
     assert store.get("unit", KEY) == {"file": b"first"}
 
 

@@ -20,6 +20,9 @@ def find(digest: str, store: Store) -> Artifact | None:
     return None if files is None else artifact.from_files(files, f"the store's entry {digest}")
 
 
-def keep(made: Artifact, digest: str, store: Store) -> None:
-    """Keep the artifact of a request in ``store``. Raises ToolchainFault where the disk fails."""
-    store.put(KERNELS, digest, made.files)
+def keep(made: Artifact, digest: str, store: Store) -> Artifact:
+    """Keep the artifact of a request in ``store``; return it, or the one that another process stored first.
+
+    Raises ToolchainFault where the disk fails.
+    """
+    return made if store.put(KERNELS, digest, made.files) else find(digest, store) or made

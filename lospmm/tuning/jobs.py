@@ -72,9 +72,7 @@ def chosen(
         outcome = replace(known or found(), problem=request.problem, values=request.values, seed=seed)
         made = artifact.from_files(files_of(outcome, job.stages.seconds()), "the new kernel")
         with suppress(ToolchainFault):  # if the disk is full, the kernel is returned all the same
-            keep(made, digest, store)
-            # Another process may have stored its artifact first: both then return that one, with the same times.
-            return find(digest, store) or made
+            return keep(made, digest, store)
         return made
 
     return finished
