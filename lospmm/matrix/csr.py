@@ -33,10 +33,12 @@ class SparseMatrix:
     indices: NDArray[np.int32]  # (nnz,)
     data: NDArray[np.float32]  # (nnz,)
     filled_rows: int = field(init=False)  # rows with a nonzero
+    largest: float = field(init=False)  # magnitude of a nonzero, 0 without any
     _fingerprint: list[str] = field(init=False, repr=False, default_factory=list)  # cached on first use
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "filled_rows", int(np.count_nonzero(self.row_nnz)))
+        object.__setattr__(self, "largest", float(max(self.data.max(initial=0), -self.data.min(initial=0))))
 
     @property
     def nnz(self) -> int:
@@ -184,7 +186,12 @@ def from_dense(weights: NDArray[np.floating]) -> SparseMatrix:
     m, k = check_shape(weights.shape)
     _check_real(weights)
     position = np.flatnonzero(weights != 0)  # less than half the time of the weights themselves
-    return _in_order(m, k, position, _finite_float32(weights.reshape(-1)[position], position, k))
+    return from_positions((m, k), position, weights.reshape(-1)[position])
+
+
+def from_positions(shape: tuple[int, int], position: NDArray[np.int64], values: NDArray[np.floating]) -> SparseMatrix:
+    """Return the matrix of ``values`` at rising positions, row * k + column. Takes ``position``; raises BadMatrix."""
+    return _in_order(*shape, position, _finite_float32(values, position, shape[1]))
 
 
 def expand_offsets(offsets: NDArray[np.integer], lines: int, entries: int) -> NDArray[np.int64]:

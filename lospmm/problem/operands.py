@@ -16,6 +16,8 @@ def draw_b(matrix: SparseMatrix, columns: int, seed: int, dtype: Dtype = FLOAT32
 
 def exponent_of_b(matrix: SparseMatrix, dtype: Dtype) -> int:
     """Return the exponent of 2 by which B is scaled down so that no element of C overflows; else 0."""
+    if matrix.largest * matrix.row_nnz.max(initial=0) < 2.0**dtype.max_exponent:
+        return 0
     sums = np.bincount(matrix.rows_of_nonzeros(), weights=np.abs(matrix.data.astype(np.float64)), minlength=matrix.m)
     return min(0, dtype.max_exponent - int(np.frexp(sums.max())[1]))
 

@@ -105,7 +105,7 @@ def layer_fields(problem: Problem) -> dict[str, Any]:
 
 def _check_range(dtype: Dtype, matrix: SparseMatrix) -> None:
     if dtype != FLOAT32 and matrix.nnz:
-        largest = np.abs(matrix.data).max(keepdims=True)
+        largest = np.array([matrix.largest], np.float32)
         if dtype.beyond(largest) is not None:
             raise BadMatrix(
                 f"dtype {dtype.name}: A holds {largest[0]:g}, out of its range: choose another dtype, or scale A"
