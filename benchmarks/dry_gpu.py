@@ -20,7 +20,7 @@ def answer_to(task: object) -> Answer:
     match task:
         case str():  # which library to open
             return Answer()
-        case Prepare():
+        case Prepare() | dict():  # or what differs but A
             time.sleep(PREPARE)
             return Answer(Ready("a dry run", 5))
         case Measure():

@@ -2,7 +2,8 @@
 
 Run as ``python -P -m lospmm.gpu.worker`` by ``lospmm.gpu.process``. It reads requests from standard input and answers
 on the original standard output: a pair of a command's name and its task, answered by an ``Answer`` (``messages.py``).
-"open" opens the GPU for a problem that follows, "prepare" gives it the problem, and later another one. It ends at the
+"open" opens the GPU for a problem that follows, "prepare" gives it the problem, and later another one, or what differs
+but A, which takes long to send. It ends at the
 end of its input, and after an error that leaves the GPU's context unusable.
 
 To add a command, write a function of the ``Workbench`` and a task, and add a row to ``COMMANDS``.
@@ -11,7 +12,7 @@ To add a command, write a function of the ``Workbench`` and a task, and add a ro
 import os
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from types import MappingProxyType
 from typing import Any, BinaryIO
@@ -130,6 +131,7 @@ def serve(requests: BinaryIO, answers: BinaryIO, opener: Callable[[str], Driver]
                 answer = Answer()
             elif bench is None or name == "prepare":
                 if bench is not None:
+                    task = replace(bench.problem, **task) if isinstance(task, dict) else task  # the same A
                     release(driver, bench.operands)
                     bench = None
                 bench, value = prepare(task, driver)

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import CancelledError
 from contextlib import suppress
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -243,6 +244,30 @@ def test_what_was_begun_fails_as_what_is_asked(bench: Bench, tmp_path: Path) -> 
         if is_asked_for:
             assert FAILURES[kind][0] in str(bench.measure(path, "kernel", LAUNCH).failure), kind
         assert run(bench, "good").failure is None, (kind, is_asked_for)
+
+
+def test_a_is_sent_once_for_all_columns(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem, sent, send = bench.problem, [], WorkerProcess.send
+
+    def noted(worker: WorkerProcess, request: tuple[str, object], seconds: float) -> None:
+        sent.append(type(request[1]).__name__)
+        send(worker, request, seconds)
+
+    def fails(columns: int) -> bool:
+        bench.turn_to(replace(problem, matrix=from_dense(weights()), n=columns))
+        sent.clear()
+        kernel = fake_gpu.kernel("good", weights(), columns)
+        return bench.measure(kernel, "kernel", LAUNCH).failure is not None
+
+    monkeypatch.setattr(WorkerProcess, "send", noted)
+    assert not fails(N) and sent == ["Prepare", "Measure"]
+    assert not fails(12) and sent == ["dict", "Measure"]
+    bench.turn_to(replace(problem, n=7))  # never asked for
+    assert not fails(N) and sent == ["Prepare", "Measure"]
+    (worker,) = workers()
+    worker.kill()
+    wait_until(lambda: not workers())
+    assert not fails(12) and sent == ["Prepare", "Measure"], "to a new worker"
 
 
 def test_an_answer_that_waited_is_not_late(bench: Bench, tmp_path: Path) -> None:
