@@ -87,7 +87,7 @@ def problems(model: nn.Module, example: Any, device: DeviceSpec) -> Iterator[Pro
     """What ``sparsify_`` will ask for."""
     asked: list[Problem] = []
 
-    def note(problem: Problem, _progress: Progress) -> Kernel:
+    def note(problem: Problem, _progress: Progress) -> Callable[[], Kernel]:
         asked.append(problem)
         raise NothingFits("only asked")
 

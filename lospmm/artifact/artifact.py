@@ -106,14 +106,14 @@ class Artifact:
                 raise BadRequest(f"{where} is of shape {bias.shape}; tune it again")
         return epilogue_of(bias, relu=added["relu"], residual=added["residual"])
 
-    def problem(self, device: DeviceSpec) -> Problem:
-        """Return the problem that the kernel solves, on ``device``.
+    def problem(self, device: DeviceSpec, matrix: SparseMatrix | None = None) -> Problem:
+        """Return the problem that the kernel solves, on ``device``; ``matrix`` is A if it is known.
 
         Raises BadRequest if its matrix or bias is missing, or is not the kernel's.
         """
         manifest = self.manifest
         types = dtype_named(manifest["dtype"]), dtype_named(manifest["sums"]), VALUE_TYPES.get(manifest["weights"])
-        return Problem(self.matrix(), manifest["n"], device, self.convolution, self.epilogue(), *types)
+        return Problem(matrix or self.matrix(), manifest["n"], device, self.convolution, self.epilogue(), *types)
 
     @property
     def launch(self) -> Launch:

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from lospmm.errors import BadMatrix, GpuFault
 from lospmm.gpu.launcher import Launcher
-from lospmm.matrix.csr import from_dense
+from lospmm.matrix.csr import SparseMatrix, from_dense, from_positions
 from lospmm.nn.package import Package
 from lospmm.problem.dtype import DTYPES, FLOAT32, Dtype
 from lospmm.problem.launch import Launch
@@ -102,18 +102,24 @@ class Tensors:
         every = (self.weight, self.mask, self.bias)
         return tuple(0 if one is None else one.data_ptr() for one in every)
 
-    def matrix(self) -> np.ndarray:
-        """Return the current A (m, k) as float32 on the CPU."""
+    def pruned(self) -> Tensor:
+        """Return the current weight times its mask, as (m, k) without the zeros of other groups."""
         weight = self.weight.detach()
-        a = weight if self.mask is None else weight * self.mask.detach()
-        own = a.flatten(1).float().cpu().numpy()
-        if self.groups == 1:
-            return own
+        return (weight if self.mask is None else weight * self.mask.detach()).flatten(1)
+
+    def matrix(self) -> SparseMatrix:
+        """Return the current A, whose nonzeros a GPU finds faster than the CPU. Raises BadMatrix."""
+        a = self.pruned()
+        if self.groups == 1 and a.is_cuda:
+            position = a.flatten().nonzero()[:, 0]
+            values = a.flatten()[position].float().cpu().numpy()
+            return from_positions((a.shape[0], a.shape[1]), position.cpu().numpy(), values)
+        own = a.float().cpu().numpy()
         m, k = own.shape
         spread = np.zeros((self.groups, m // self.groups, self.groups, k), np.float32)
         each = np.arange(self.groups)
         spread[each, :, each] = own.reshape(self.groups, -1, k)
-        return spread.reshape(m, -1)
+        return from_dense(own if self.groups == 1 else spread.reshape(m, -1))
 
     def bias_values(self) -> np.ndarray | None:
         """Return the current bias (m,) as float32 on the CPU."""
@@ -268,7 +274,7 @@ def release(bound: BoundKernels) -> None:
 def difference(tensors: Tensors, fingerprint: str, bias: str | None) -> str | None:
     """Return why these weights are not those of a kernel with this fingerprint and bias, or None."""
     try:
-        same = from_dense(tensors.matrix()).fingerprint == fingerprint
+        same = tensors.matrix().fingerprint == fingerprint
     except BadMatrix as error:
         return f"its weights cannot be used: {error}"
     if not same:

@@ -4,7 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from lospmm.errors import LospmmError, Unsupported
 from lospmm.kernel import whole_number
-from lospmm.matrix.csr import SparseMatrix, from_dense
+from lospmm.matrix.csr import SparseMatrix, check_shape
 from lospmm.matrix.limit import too_few
 from lospmm.nn.attention import no_fast_path, why_dense
 from lospmm.nn.bound import Tensors, dtype_of, named, versions_of
@@ -56,14 +56,25 @@ class Site:
     weight: str
     kind: str
     place: WeightPlace
-    matrix: SparseMatrix
+    shape: tuple[int, int]  # of A
     sparsity: float  # share of zeros in the weight; with groups, A has more
     versions: tuple[int, ...] | None  # of its tensors when they were read, as in ``versions_of``
+    _matrix: list[SparseMatrix] = field(default_factory=list)
 
     @property
     def tensors(self) -> Tensors:
         """Current tensors of the weight."""
         return tensors_of(self.module, self.place)
+
+    @property
+    def matrix(self) -> SparseMatrix:
+        """A, read on first use and kept until ``forget``: a model's take more memory than its weights."""
+        self._matrix[:] = self._matrix or [self.tensors.matrix()]
+        return self._matrix[0]
+
+    def forget(self) -> None:
+        """Free the memory of ``matrix``."""
+        self._matrix.clear()
 
     @property
     def is_convolution(self) -> bool:
@@ -103,9 +114,8 @@ class Site:
     def row(self, reason: str, **rest: Any) -> Row:
         """Return the layer's row of the report, dense unless ``rest`` says otherwise."""
         usual = {"n": None, "advice": "dense"}
-        shape = self.matrix.m, self.matrix.k
         return Row(
-            layer=self.name, kind=self.kind, shape=shape, sparsity=self.sparsity, reason=reason, **(usual | rest)
+            layer=self.name, kind=self.kind, shape=self.shape, sparsity=self.sparsity, reason=reason, **(usual | rest)
         )
 
 
@@ -125,17 +135,17 @@ def find_sites(model: nn.Module, min_sparsity: float) -> tuple[list[Site], list[
         try:
             if module in dense:
                 raise Unsupported(dense[module])
-            place, matrix = _pruned(module, weight, bias)
+            place, tensors = _pruned(module, weight, bias)
         except LospmmError as error:
             rows.append(Row(shape=shape, sparsity=None, reason=str(error), **base))
             continue
-        tensors = tensors_of(module, place)
-        sparsity = 1.0 - matrix.nnz / tensors.weight.numel()
-        reason = too_few(sparsity, min_sparsity) if matrix.nnz else "all its weights are zero"
+        (m, k), nnz = tensors.pruned().shape, int(torch.count_nonzero(tensors.pruned()))
+        shape, sparsity = (m, k * tensors.groups), 1.0 - nnz / (m * k)
+        reason = too_few(sparsity, min_sparsity) if nnz else "all its weights are zero"
         if reason is None:
-            sites.append(Site(full, module, weight, kind, place, matrix, sparsity, versions_of(tensors)))
+            sites.append(Site(full, module, weight, kind, place, shape, sparsity, versions_of(tensors)))
             continue
-        rows.append(Row(shape=(matrix.m, matrix.k), sparsity=sparsity, reason=reason, **base))
+        rows.append(Row(shape=shape, sparsity=sparsity, reason=reason, **base))
     return sites, rows
 
 
@@ -152,7 +162,7 @@ def _dense_parts(model: nn.Module) -> dict[nn.Module, str]:
     return {part: why for one, why in reasons if why is not None for part in (one, one.out_proj)}
 
 
-def _pruned(module: nn.Module, weight: str, bias: str) -> tuple[WeightPlace, SparseMatrix]:
+def _pruned(module: nn.Module, weight: str, bias: str) -> tuple[WeightPlace, Tensors]:
     """Find a pruned weight; raises Unsupported and BadMatrix."""
     if isinstance(module, nn.Conv1d | nn.Conv2d):
         if module.groups == module.in_channels > 1:
@@ -170,7 +180,10 @@ def _pruned(module: nn.Module, weight: str, bias: str) -> tuple[WeightPlace, Spa
             raise Unsupported(f"its weights lie in memory as {one.layout}, not {torch.strided}: make them dense first")
     if dtype_of(tensors.weight) is None:
         raise Unsupported(f"its weights are {named(tensors.weight.dtype)}, and kernels take float32 and 16-bit types")
-    return place, from_dense(tensors.matrix())
+    check_shape(tuple(tensors.pruned().shape))
+    if not torch.isfinite(tensors.pruned()).all():
+        tensors.matrix()  # raises BadMatrix
+    return place, tensors
 
 
 def learn_shapes(model: nn.Module, sites: Sequence[Site], example: Any) -> dict[str, list[tuple[int, ...]]]:

@@ -1,5 +1,6 @@
 """Sources of a model's kernels: tuned on this machine, or by a service."""
 
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 
@@ -16,6 +17,7 @@ from lospmm.problem.problem import Problem
 from lospmm.settings import settings
 from lospmm.stages import Progress
 from lospmm.tuning import jobs
+from lospmm.tuning.one_copy import joined
 from lospmm.tuning.options import SERVED_OPTIONS, Options, check_served
 from lospmm.tuning.request import Request
 from lospmm.tuning.session import Session
@@ -43,16 +45,20 @@ def tuner_here(stack: ExitStack, device: str, options: Options, progress: LayerP
     def request_of(problem: Problem) -> Request:
         return Request(problem, options_for(problem, options))
 
-    def tune(problem: Problem, progress: Progress) -> Kernel:
+    def tune(problem: Problem, progress: Progress) -> Callable[[], Kernel]:
         # Tuning runs in another process, which needs the memory that PyTorch caches.
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()
-        return Kernel(jobs.tune(request_of(problem), store=store, progress=progress, session=session))
+        finish = jobs.chosen(request_of(problem), store=store, progress=progress, session=session)
+        return lambda: Kernel(finish())
 
     def ahead(problem: Problem) -> None:
         jobs.search_ahead(request_of(problem), store=store, session=session)
 
-    return Tuner(gpu, tune, progress, ahead, stack.close)
+    def join(kernels: Sequence[Kernel]) -> list[Kernel]:
+        return [Kernel(one) for one in joined([one.artifact for one in kernels], store=store, session=session)]
+
+    return Tuner(gpu, tune, progress, ahead, join, stack.close)
 
 
 def tuner_there(
@@ -70,11 +76,11 @@ def tuner_there(
     gpu = device_of(device)
     check_served(asdict(options))
 
-    def tune(problem: Problem, progress: Progress) -> Kernel:
+    def tune(problem: Problem, progress: Progress) -> Callable[[], Kernel]:
         own = options_for(problem, options)
         served = {name: getattr(own, name) for name in SERVED_OPTIONS}
         epilogue = problem.epilogue
-        return served_by.tune(
+        kernel = served_by.tune(
             problem.matrix,
             problem.n,
             device=gpu.name,
@@ -85,5 +91,6 @@ def tuner_there(
             progress=progress,
             **served,
         )
+        return lambda: kernel
 
     return Tuner(gpu, tune, progress)

@@ -1,6 +1,6 @@
 """``sparsify_``: runs the pruned layers of a model on tuned kernels if that is faster."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import ExitStack
 from typing import Any, Literal
 
@@ -16,7 +16,7 @@ from lospmm.nn.layer import call_parts
 from lospmm.nn.layout import UNKNOWN, watch_layout
 from lospmm.nn.one_copy import join_kernels, rounded
 from lospmm.nn.report import ModelTimes, Report, Row
-from lospmm.nn.site import Site, column_shapes, find_sites, forget_masks, learn_shapes
+from lospmm.nn.site import Site, column_shapes, find_sites, forget_masks, freeable, learn_shapes
 from lospmm.nn.sources import tuner_here, tuner_there
 from lospmm.nn.sparse import check_model, misplaced, restore_
 from lospmm.nn.tuning import Tuner
@@ -132,10 +132,16 @@ def _swapped(
     if is_low:
         shapes = {name: list(dict.fromkeys(map(rounded, own))) for name, own in shapes.items()}
     layout = UNKNOWN if example is None else watch_layout(model, sites, example)
-    _tune(works, shapes, tuner, choice)
+    freed = freeable(model, sites) if is_low else ()
+    buckets = tuner.buckets([(work.site, shape) for work in works for shape in shapes[work.site.name]])
+    for work in works:
+        for shape in shapes[work.site.name]:
+            work.take(shape, next(buckets), will_time=choice == "measured")
+        if is_low and work.buckets:  # while A is in memory
+            join_kernels(work, tuner.join)
+            work.frees_weight = bool(work.buckets) and work.site.name in freed
+        work.site.forget()
     tuner.close()
-    if is_low:
-        join_kernels(model, works)
     if choice == "sparse":
         swap([work for work in works if work.buckets], layout)
         return None
@@ -153,13 +159,6 @@ def _shapes(model: nn.Module, sites: Sequence[Site], example: Any, columns: Sequ
         if not site.is_convolution:
             learned[site.name] += [one for one in columns if one not in learned[site.name]]
     return learned
-
-
-def _tune(works: Sequence[TimedSite], shapes: Mapping[str, Sequence[Shape]], tuner: Tuner, choice: Choice) -> None:
-    asked = [(work, shape) for work in works for shape in shapes[work.site.name]]
-    buckets = tuner.buckets([(work.site, shape) for work, shape in asked])
-    for (work, shape), bucket in zip(asked, buckets, strict=True):
-        work.take(shape, bucket, will_time=choice == "measured")
 
 
 def _rows(work: TimedSite, choice: Choice) -> list[Row]:

@@ -49,7 +49,7 @@ def example_of(site: Site, shape: tuple[int, ...], *, features_first: bool = Fal
     if site.is_convolution:
         x = torch.randn(shape, device=device, dtype=dtype)
         return x if site.tensors.weight.dim() == 4 else x.squeeze(2)
-    k, n = site.matrix.k, shape[0]
+    k, n = site.shape[1], shape[0]
     sizes = (k, n) if features_first else (n, k)
     x = torch.randn(sizes, device=device, dtype=dtype)
     return x.t() if features_first else x
@@ -59,7 +59,7 @@ def _residual(site: Site, x: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, ..
     """Return the arguments of a layer after its input: a residual, if it adds one."""
     if not site.adds:
         return ()
-    return (torch.randn(convolution_of(site, shape).output_shape(site.matrix.m), device=x.device, dtype=x.dtype),)
+    return (torch.randn(convolution_of(site, shape).output_shape(site.shape[0]), device=x.device, dtype=x.dtype),)
 
 
 def signature(site: Site, shape: tuple[int, ...]) -> Hashable:

@@ -1,14 +1,16 @@
-"""Kernels for the layers of a model, tuned one after the other."""
+"""Kernels for the layers of a model, tuned one after the other; a thread writes one while the next is tuned."""
 
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from lospmm.client.progress import LayerProgress
 from lospmm.errors import LospmmError, Unsupported
-from lospmm.kernel import Kernel
+from lospmm.kernel import Kernel, join
 from lospmm.nn.site import Site
 from lospmm.nn.sparse import ColumnBucket, bucket_of, least_columns
 from lospmm.problem.device import DeviceSpec
@@ -18,8 +20,8 @@ from lospmm.progress import reported
 from lospmm.stages import Progress
 from lospmm.tuning.session import AHEAD
 
-#: Tunes a problem; the callback is called with its progress.
-Tune: TypeAlias = Callable[[Problem, Progress], Kernel]
+#: Tunes a problem; the callback is called with its progress. Returns a function for the rest, called in any thread.
+Tune: TypeAlias = Callable[[Problem, Progress], Callable[[], Kernel]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,28 +32,34 @@ class Tuner:
     tune: Tune
     progress: LayerProgress | None
     ahead: Callable[[Problem], None] = lambda _: None  # prepares a later problem
+    join: Callable[[Sequence[Kernel]], list[Kernel]] = join  # puts kernels of a layer in one cubin
     close: Callable[[], None] = lambda: None  # ends tuning's processes, to free the GPU
 
     def buckets(self, asked: Sequence[tuple[Site, tuple[int, ...]]]) -> Iterator[ColumnBucket | LospmmError]:
-        """Yield, for each site and shape, ``bucket`` or the error that it raised."""
-        begun = 1
-        for at, (site, shape) in enumerate(asked):
-            for later in asked[begun : at + 1 + AHEAD]:
-                self._begin(*later)
-            begun = at + 1 + AHEAD
-            try:
-                yield self.bucket(site, shape)
-            except LospmmError as error:
-                yield error
+        """Yield, for each site and shape, the result of ``bucket`` or the error that it raised."""
+        begun, endings = 1, deque[Future[ColumnBucket]]()
+        with ThreadPoolExecutor(1, thread_name_prefix="ending") as thread:
+            for at, (site, shape) in enumerate(asked):
+                for later in asked[begun : at + 1 + AHEAD]:
+                    self._begin(*later)
+                begun = at + 1 + AHEAD
+                try:
+                    endings.append(thread.submit(self.bucket(site, shape)))
+                except LospmmError as error:
+                    endings.append(Future())
+                    endings[-1].set_exception(error)
+                if len(endings) > 1:
+                    yield _result(endings.popleft())
+            yield from map(_result, endings)
 
     def _begin(self, site: Site, shape: tuple[int, ...]) -> None:
         with suppress(LospmmError):  # raised again when its turn comes
             self.ahead(site.problem(shape, self.device, site.epilogue()))
 
-    def bucket(self, site: Site, shape: tuple[int, ...]) -> ColumnBucket:
+    def bucket(self, site: Site, shape: tuple[int, ...]) -> Callable[[], ColumnBucket]:
         """Tune a site for B of (n,) columns, or for an input (batch, channels, height, width).
 
-        Raises what ``jobs.tune`` or ``Client.tune`` raises.
+        Returns a function for the rest, as ``Tune``. Raises what ``jobs.tune`` or ``Client.tune`` raises.
         """
         epilogue = site.epilogue()
         with self._reported(site.name) as progress:
@@ -62,11 +70,13 @@ class Tuner:
                     raise
             return self._bucket(site, shape, PLAIN, progress)
 
-    def _bucket(self, site: Site, shape: tuple[int, ...], epilogue: Epilogue, progress: Progress) -> ColumnBucket:
+    def _bucket(
+        self, site: Site, shape: tuple[int, ...], epilogue: Epilogue, progress: Progress
+    ) -> Callable[[], ColumnBucket]:
         problem = site.problem(shape, self.device, epilogue)
         least = least_columns(problem.n, problem.convolution)
-        has_bias = site.tensors.bias is not None
-        return bucket_of(self.tune(problem, progress), least, has_bias=has_bias, relu=site.relu, adds=site.adds)
+        has_bias, finish = site.tensors.bias is not None, self.tune(problem, progress)
+        return lambda: bucket_of(finish(), least, has_bias=has_bias, relu=site.relu, adds=site.adds)
 
     @contextmanager
     def _reported(self, layer: str) -> Iterator[Progress]:
@@ -76,6 +86,13 @@ class Tuner:
             return
         with reported(quiet=not _is_terminal()) as progress:
             yield progress
+
+
+def _result(ending: Future[ColumnBucket]) -> ColumnBucket | LospmmError:
+    try:
+        return ending.result()
+    except LospmmError as error:
+        return error
 
 
 def _is_terminal() -> bool:

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
 
 from lospmm.artifact.artifact import CUBIN_FILE, Artifact, from_files
@@ -34,7 +34,7 @@ def joined(kernels: Sequence[Artifact], *, store: Store, session: Session | None
     Raises BadRequest for kernels that do not read A alike or have the same N, ToolchainFault, GpuFault and
     VerificationFailed.
     """
-    if len({one.cubin for one in kernels}) <= 1:
+    if all(one.cubin == kernels[0].cubin for one in kernels):
         return list(kernels)
     data = _shared_data(kernels)
     parts = [(one.manifest["name"], one.source.decode(), _limit(one.manifest["registers"])) for one in kernels]
@@ -57,13 +57,11 @@ def _shared_data(kernels: Sequence[Artifact]) -> bytes:
     for field in ("arch", "dtype", "fingerprint", "epilogue"):
         if len(found := {json.dumps(one.manifest[field]) for one in kernels}) > 1:
             raise BadRequest(f"kernels of another {field}: {' and '.join(sorted(found))}")
-    try:
-        data = {data_of(one.cubin) for one in kernels}
-    except ToolchainFault:  # A is in the instructions
-        data = set()
-    if len(data) != 1:
-        raise BadRequest(f"{', '.join(names)} do not read A alike: tune each with memory low")
-    return data.pop()
+    with suppress(ToolchainFault):  # A is in the instructions
+        data = data_of(kernels[0].cubin)
+        if all(data_of(one.cubin) == data for one in kernels[1:]):
+            return data
+    raise BadRequest(f"{', '.join(names)} do not read A alike: tune each with memory low")
 
 
 def _is_verified_on_gpu(kernel: Artifact) -> bool:
@@ -97,7 +95,8 @@ def _verified(kernels: Sequence[Artifact], cubin: bytes, session: Session | None
     gpu = detect_device() if kernels and own_gpu() else None
     if gpu is None or gpu.arch != kernels[0].manifest["arch"]:
         return {}
-    problems = [one.problem(gpu) for one in kernels]
+    matrix = kernels[0].matrix()
+    problems = [one.problem(gpu, matrix) for one in kernels]
     found = {}
     with ExitStack() as stack:
         shop = stack.enter_context(Session(1)) if session is None else session

@@ -126,13 +126,13 @@ def test_what_is_tuned_ahead_is_what_sparsify_asks_for(case: Any, monkeypatch: p
     ready = {Request(one, options_for(one, options)).digest for one in ahead.problems(model, pruned.example, h200)}
     assert len(ready) == len(pruned.patterns)
     asked: list[str] = []
-    tune = jobs.tune
+    tune = jobs.chosen
 
     def listed(request: Request, **rest: Any) -> Any:
         asked.append(request.digest)
         return tune(request, **rest)
 
-    monkeypatch.setattr(jobs, "tune", listed)
+    monkeypatch.setattr(jobs, "chosen", listed)
     ahead.sparsify(model, pruned.example, "eager", way=ahead.Way(h200, options, None))
     assert set(asked) == ready
 

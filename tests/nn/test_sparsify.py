@@ -6,6 +6,7 @@ import pickle
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,15 +17,17 @@ from torch.nn.utils import parametrize, prune  # noqa: E402
 
 import lospmm.nn  # noqa: E402
 from lospmm.client.progress import LayerProgress  # noqa: E402
-from lospmm.errors import BadRequest, NothingFits  # noqa: E402
+from lospmm.errors import BadRequest, NothingFits, ToolchainFault  # noqa: E402
 from lospmm.kernel import Kernel  # noqa: E402
-from lospmm.matrix.csr import from_dense  # noqa: E402
 from lospmm.nn import bound, sparsify  # noqa: E402
 from lospmm.nn.sources import tuner_here  # noqa: E402
 from lospmm.nn.tuning import Tuner  # noqa: E402
 from lospmm.problem.problem import Problem  # noqa: E402
 from lospmm.stages import Progress  # noqa: E402
+from lospmm.tuning import jobs  # noqa: E402
 from lospmm.tuning.options import Options  # noqa: E402
+from lospmm.tuning.request import Request  # noqa: E402
+from lospmm.tuning.session import AHEAD  # noqa: E402
 from tests.nn.models import EMULATED, MAX_ERROR, Mask, drawn, error, exact, perceptron, pruned  # noqa: E402
 from tests.server.processes import serving  # noqa: E402
 
@@ -144,7 +147,8 @@ def test_other_weights_are_dense_until_the_tuned_ones_are_back() -> None:
 @torch.no_grad()
 def test_weights_are_compared_again_only_if_written_to_while_tuned(monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[int] = []
-    monkeypatch.setattr(bound, "from_dense", lambda a: read.append(len(a)) or from_dense(a))
+    difference = bound.difference
+    monkeypatch.setattr(bound, "difference", lambda one, *rest: read.append(len(one.weight)) or difference(one, *rest))
     model = perceptron()
 
     def write(layer: str, *_: object) -> None:
@@ -158,6 +162,37 @@ def test_weights_are_compared_again_only_if_written_to_while_tuned(monkeypatch: 
     lospmm.nn.restore_(model)
     with pytest.warns(UserWarning, match="its weights are not those"):
         lospmm.nn.sparsify_(model, n=11, **EMULATED, progress=write)
+
+
+@torch.no_grad()
+def test_few_matrices_are_in_memory_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, sites, held = pruned(*(nn.Linear(24, 24) for _ in range(6)), share=0.8), [], []
+    find = sparsify.find_sites
+
+    def found(*arguments: Any) -> Any:
+        sites[:], rows = find(*arguments)
+        return sites, rows
+
+    monkeypatch.setattr(sparsify, "find_sites", found)
+    heard = lambda *_: held.append(sum(bool(site._matrix) for site in sites))  # noqa: E731
+    assert len(lospmm.nn.sparsify_(model, n=[8, 16], **EMULATED, progress=heard).sparse) == 6
+    assert max(held) <= 2 + AHEAD and not any(site._matrix for site in sites)
+
+
+@torch.no_grad()
+def test_a_layer_whose_files_cannot_be_made_stays_dense(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = jobs.chosen
+
+    def failing() -> None:
+        raise ToolchainFault("no such compiler")
+
+    def first_fails(request: Request, **rest: Any) -> Any:
+        return failing if request.problem.matrix.m == 40 else chosen(request, **rest)
+
+    monkeypatch.setattr(jobs, "chosen", first_fails)
+    rows = lospmm.nn.sparsify_(perceptron(), n=10, **EMULATED).rows
+    assert [(row.layer, row.advice) for row in rows] == [("0", "dense"), ("2", "sparse")]
+    assert rows[0].reason == "no such compiler"
 
 
 @torch.no_grad()
