@@ -10,7 +10,7 @@ import os
 import secrets
 import shutil
 import stat
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,6 +61,26 @@ SCRATCH = ".lospmm-"
 
 #: Age at which what is being written has lost its writer: writing takes well under a second.
 STALE_SECONDS = 600.0
+
+
+@dataclass(frozen=True, eq=False)
+class _Files(Mapping[str, bytes]):
+    """Files of a folder in memory, and those that are read each time: a kernel runs without its matrix."""
+
+    held: dict[str, bytes]
+    later: Mapping[str, Path]
+
+    def __getitem__(self, name: str) -> bytes:
+        if name in self.held:
+            return self.held[name]
+        with system_errors(BadRequest, f"{self.later[name]}: cannot be read"):
+            return self.later[name].read_bytes()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter((*self.held, *self.later))
+
+    def __len__(self) -> int:
+        return len(self.held) + len(self.later)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,26 +172,32 @@ def from_files(files: Mapping[str, bytes], where: str) -> Artifact:
     return Artifact(manifest, files)
 
 
-def read(directory: Path) -> Artifact:
-    """Return the artifact in a folder. Raises BadRequest."""
+def read(directory: Path, cubins: dict[str, bytes] | None = None) -> Artifact:
+    """Return the artifact in a folder, whose cubin is that of ``cubins`` with its sha256. Raises BadRequest."""
     with system_errors(BadRequest, f"{directory}: cannot be read"):
         if not directory.is_dir():
             raise BadRequest(f"{directory}: {'is a file' if directory.exists() else 'there is no such folder'}")
         files = _read_files(directory)
-    return from_files(files, str(directory))
+    found = from_files(files, str(directory))
+    if cubins is not None:  # kernels with one cubin have it in memory once
+        files.held[CUBIN_FILE] = cubins.setdefault(found.manifest["cubin_sha256"], found.cubin)
+    return found
 
 
-def _read_files(directory: Path) -> dict[str, bytes]:
-    """Return the files of one artifact."""
+def _read_files(directory: Path) -> _Files:
+    """Return the files of one artifact, its matrix to be read later."""
 
-    def files() -> dict[str, bytes]:
-        found = {}
+    def files() -> _Files:
+        found, later = {}, {}
         for name in FILES:
             with suppress(FileNotFoundError):
                 if not stat.S_ISREG((path := directory / name).stat().st_mode):  # once: it may be gone later
                     raise BadRequest(f"{path}: is not a file")
-                found[name] = path.read_bytes()
-        return found
+                if name == MATRIX_FILE:
+                    later[name] = path.absolute()
+                else:
+                    found[name] = path.read_bytes()
+        return _Files(found, later)
 
     return _of_one_folder(directory, files)
 

@@ -7,7 +7,8 @@ code. It is written last and replaced in one step, and no kernel's folder is ove
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
@@ -41,6 +42,9 @@ MODEL_FILE = "model.json"
 
 #: Why a layer of ``tune-model`` stays dense.
 LEFT_DENSE = "cuBLAS is faster than its kernel"
+
+#: Threads that read kernels and compare weights, each of which takes the memory of a layer.
+_THREADS = 8
 
 #: Digits of the code's sha256 in the name of a kernel's folder.
 _DIGITS = 20
@@ -89,17 +93,20 @@ def save(model: nn.Module, directory: str | os.PathLike[str]) -> None:
         raise BadRequest(f"{folder}: holds something other than a tuned model; name an empty or new folder")
     layers = []
     for one in tuned:
-        entries = tuple(_written(bucket, folder) for bucket in one.buckets)
+        entries: tuple[_KernelEntry, ...] = ()
+        for bucket in one.buckets:
+            entries += (_written(bucket, folder, like=folder / entries[0].folder if entries else None),)
         how = one.frees_weight, one.dense_beyond
         layers.append(_LayerEntry(one.name, one.features_first, one.shares, entries, *how))
     artifact.write_file(folder / MODEL_FILE, json.dumps(asdict(_ModelEntry(SCHEMA, tuple(layers))), indent=2) + "\n")
 
 
-def _written(bucket: ColumnBucket, folder: Path) -> _KernelEntry:
+def _written(bucket: ColumnBucket, folder: Path, *, like: Path | None) -> _KernelEntry:
+    """Write a kernel; files that are those of the kernel ``like`` take no more room."""
     digest = bucket.kernel.artifact.manifest["cubin_sha256"][:_DIGITS]
     name = f"{bucket.kernel.artifact.manifest['name']}-{digest}"
     if not _holds(folder / name, bucket.kernel):
-        bucket.kernel.save(folder / name)
+        artifact.write(bucket.kernel.artifact, folder / name, like=like)
     return _KernelEntry(name, bucket.least)
 
 
@@ -138,16 +145,27 @@ def load_(model: nn.Module, directory: str | os.PathLike[str], *, emulate: bool 
     sites, rows = find_sites(model, 0.0)
     by_name, freed = {site.name: site for site in sites}, freeable(model, sites)
     unfit = {row.layer: row.reason for row in rows}
-    loaded: list[Row] = []
-    for one in layers:
-        site = by_name.get(one.name)
-        if site is None:
-            reason = unfit.get(one.name, "the model has no such layer")
-            empty: dict[str, Any] = {"kind": "", "shape": (0, 0), "sparsity": None, "n": None, "advice": "dense"}
-            loaded.append(Row(layer=one.name, reason=reason, **empty))
-            continue
+
+    def fitted(one: _LayerEntry) -> Tuned | str:
+        if one.name not in by_name:
+            return unfit.get(one.name, "the model has no such layer")
         own = replace(one, frees_weight=one.frees_weight and one.name in freed)
-        loaded += _swapped(site, own, kernels, emulate=emulate)
+        return _fitted(by_name[one.name], own, kernels, emulate=emulate)
+
+    with ThreadPoolExecutor(_THREADS) as threads:
+        found = list(threads.map(fitted, layers))
+    loaded: list[Row] = []
+    for one, tuned in zip(layers, found, strict=True):
+        if isinstance(tuned, Tuned):
+            site = by_name[one.name]
+            swap_in(site.module, {site.weight: tuned})
+            ns = [bucket.kernel.artifact.manifest["n"] for bucket in tuned.buckets]
+            loaded += [site.row("loaded", n=n, advice="sparse") for n in ns]
+        elif one.name in by_name:
+            loaded.append(by_name[one.name].row(tuned))
+        else:
+            empty: dict[str, Any] = {"kind": "", "shape": (0, 0), "sparsity": None, "n": None, "advice": "dense"}
+            loaded.append(Row(layer=one.name, reason=tuned, **empty))
     forget_masks(sites)
     call_parts(model)
     return Report((*loaded, *(by_name[name].row(LEFT_DENSE, n=n) for name, n in dense if name in by_name)))
@@ -160,8 +178,11 @@ _Content: TypeAlias = tuple[Sequence[_LayerEntry], Mapping[str, Kernel], Sequenc
 def _of_save(folder: Path) -> _Content:
     """Return what ``save`` wrote. Raises BadRequest."""
     layers = _read(folder).layers
-    known: dict[bytes, bytes] = {}
-    return layers, {entry.folder: _kernel(folder, entry, known) for one in layers for entry in one.kernels}, ()
+    names = dict.fromkeys(entry.folder for one in layers for entry in one.kernels)
+    for name in names:
+        if Path(name).name != name:
+            raise BadRequest(f"{folder / MODEL_FILE}: is damaged: {name[:80]!r} is not the name of a folder")
+    return layers, _kernels(folder, names), ()
 
 
 def _of_batch(model: nn.Module, folder: Path) -> _Content:
@@ -169,15 +190,17 @@ def _of_batch(model: nn.Module, folder: Path) -> _Content:
     layers: dict[str, list[LayerReport]] = {}
     for row in read_report(folder).layers:
         layers.setdefault(row.name, []).append(row)
-    known: dict[bytes, bytes] = {}
-    entries, kernels, dense = [], {}, []
+    entries, dense = [], []
+    chosen = {
+        layer: [row.folder for row in rows if row.launch is not None and not row.is_dense]
+        for layer, rows in layers.items()
+    }
+    kernels = _kernels(folder, [one for own in chosen.values() for one in own])
     for layer, rows in layers.items():
         name = type(model).__name__ if layer == "weight" else layer.removesuffix(".weight")
         dense += [(name, row.n) for row in rows if row.is_dense]
-        chosen = [row.folder for row in rows if row.launch is not None and not row.is_dense]
-        if own := {one: _read_kernel(folder / one, known) for one in chosen}:
-            entries.append(_entry(name, own, dense_beyond=chosen[-1] != rows[-1].folder))
-            kernels.update(own)
+        if own := {one: kernels[one] for one in chosen[layer]}:
+            entries.append(_entry(name, own, dense_beyond=chosen[layer][-1] != rows[-1].folder))
     return entries, kernels, dense
 
 
@@ -193,20 +216,25 @@ def _entry(name: str, kernels: Mapping[str, Kernel], *, dense_beyond: bool) -> _
     return _LayerEntry(name, False, "no", found, frees_weight=is_joined, dense_beyond=dense_beyond and not is_joined)
 
 
-def _swapped(site: Site, entry: _LayerEntry, kernels: Mapping[str, Kernel], *, emulate: bool) -> list[Row]:
+def _fitted(site: Site, entry: _LayerEntry, kernels: Mapping[str, Kernel], *, emulate: bool) -> Tuned | str:
+    """Return the kernels of a layer, or why they do not fit it."""
     try:
         buckets = tuple(_bucket(site, kernels[one.folder], one.least) for one in entry.kernels)
     except Unsupported as error:
-        return [site.row(str(error))]
-    reason = unlike(site.tensors, buckets, emulate=emulate)
-    if reason is not None:
-        return [site.row(reason)]
-    how = emulate, entry.features_first, entry.shares
-    tuned = Tuned(
-        site.name, site.place, buckets, *how, frees_weight=entry.frees_weight, dense_beyond=entry.dense_beyond
+        return str(error)
+    if (reason := unlike(site.tensors, buckets, emulate=emulate)) is not None:
+        return reason
+    return Tuned(
+        site.name,
+        site.place,
+        buckets,
+        emulate,
+        entry.features_first,
+        entry.shares,
+        frees_weight=entry.frees_weight,
+        dense_beyond=entry.dense_beyond,
+        versions=site.versions,
     )
-    swap_in(site.module, {site.weight: tuned})
-    return [site.row("loaded", n=bucket.kernel.artifact.manifest["n"], advice="sparse") for bucket in buckets]
 
 
 def _bucket(site: Site, kernel: Kernel, least: int) -> ColumnBucket:
@@ -242,15 +270,14 @@ def _read(folder: Path) -> _ModelEntry:
     return content
 
 
-def _kernel(folder: Path, entry: _KernelEntry, known: dict[bytes, bytes]) -> Kernel:
-    """Read a kernel; raises BadRequest for a folder elsewhere or a damaged one."""
-    if Path(entry.folder).name != entry.folder:
-        raise BadRequest(f"{folder / MODEL_FILE}: is damaged: {entry.folder[:80]!r} is not the name of a folder")
-    return _read_kernel(folder / entry.folder, known)
+def _kernels(folder: Path, names: Iterable[str]) -> dict[str, Kernel]:
+    """Read kernels by their folders' names; those of a layer may have one cubin. Raises BadRequest."""
+    cubins: dict[str, bytes] = {}
 
+    def read(name: str) -> tuple[str, Kernel]:
+        found = artifact.read(folder / name, cubins)
+        found.epilogue()  # raises BadRequest, while the model is unchanged
+        return name, Kernel(found)
 
-def _read_kernel(folder: Path, known: dict[bytes, bytes]) -> Kernel:
-    """Read a kernel whose files are in memory once with those of others, as A is of several N. Raises BadRequest."""
-    found = artifact.read(folder)
-    found.epilogue()  # raises BadRequest, while the model is unchanged
-    return Kernel(replace(found, files={name: known.setdefault(one, one) for name, one in found.files.items()}))
+    with ThreadPoolExecutor(_THREADS) as threads:
+        return dict(threads.map(read, names))

@@ -39,7 +39,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @torch.no_grad()
 def test_a_saved_model_runs_without_tuning(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs, "tune", None)
+    monkeypatch.setattr(jobs, "chosen", None)
     model, x = perceptron(), drawn(10, 24)
     wanted = exact(model, x)
     report = lospmm.nn.load_(model, saved, emulate=True)
@@ -139,7 +139,7 @@ def test_kernels_of_another_layer_with_the_same_weights_are_not_taken(tmp_path: 
     assert row.reason == "its kernels are for a product, not a convolution: tune with the table of `lospmm layers`"
 
 
-@pytest.mark.parametrize("file", ["manifest.json", "kernel.cubin", "bias.npy", "tuning.jsonl", "matrix.npz"])
+@pytest.mark.parametrize("file", ["manifest.json", "kernel.cubin", "bias.npy", "tuning.jsonl"])
 @pytest.mark.parametrize("harm", [Path.unlink, lambda path: path.write_bytes(b"")])
 def test_saving_again_mends_a_folder(saved: Path, tmp_path: Path, file: str, harm: Callable[[Path], object]) -> None:
     folder, model = tmp_path / "tuned", perceptron()
@@ -194,7 +194,7 @@ def test_a_save_that_fails_leaves_what_was_there(saved: Path, tmp_path: Path, mo
     lospmm.nn.sparsify_(other, drawn(10, 24), **EMULATED)
     write, written = artifact.write, []
 
-    def failing(one: artifact.Artifact, directory: Path) -> None:
+    def failing(one: artifact.Artifact, directory: Path, **_: object) -> None:
         if written:
             raise ToolchainFault("the disk is full")
         written.append(directory)
