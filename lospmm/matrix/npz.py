@@ -11,6 +11,7 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from pathlib import PurePosixPath
 from typing import IO, Any, TypeAlias
 
@@ -334,6 +335,7 @@ LAYOUTS: dict[str, Callable[[tuple[int, int], Arrays, Content], SparseMatrix]] =
 _ARRAY_NAMES = frozenset({"format", "shape", "data", "indptr", "indices", "row", "col", "coords", "offsets"})
 
 
+@lru_cache(maxsize=1)  # kernels of one matrix for several N share it
 def write_npz(matrix: SparseMatrix) -> bytes:
     """Return the matrix as an ``.npz`` file: 6 bytes a nonzero, 8 of a wide matrix, 4 a row, a kilobyte of headers."""
     content = io.BytesIO()
