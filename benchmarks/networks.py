@@ -2,12 +2,12 @@
 
     python -m benchmarks.networks [--case NAME]... [--layers DIR] [--out DIR] [--batch COUNT] [--variant NAME]...
                                   [--dtype float32|float16] [--measure auto|gpu|none] [--budget-seconds SECONDS]
-                                  [--resume] [--stop-after SECONDS] [--toy]
+                                  [--decoders COUNT] [--resume] [--stop-after SECONDS] [--toy]
 
 needs PyTorch and an NVIDIA GPU of the device table. The cases: BERT-base with 91 % zeros, ResNet-50 with 90 and 95 %,
 MobileNetV2 with 90 %, weights random, no batch norms (they are folded), batch 32; in float16 also a layer of Llama-2-7B
-with 70 %, whose one model runs 1, 8 and 512 tokens. ``--layers`` names a folder with DLMC's and SparseRT's patterns,
-which ResNet-50 has where a shape fits; each layer's line says which.
+with 70 %, or ``--decoders`` of them, whose one model runs 1, 8 and 512 tokens. ``--layers`` names a folder with DLMC's
+and SparseRT's patterns, which ResNet-50 has where a shape fits; each layer's line says which.
 
 Every variant (dense, torch.sparse, ``lospmm.nn``; eager and compiled; TF32 off and on) has a line in ``networks.jsonl``
 as soon as it is measured, in place of its former one: microseconds as called and as a CUDA graph, memory, the error
@@ -73,6 +73,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--dtype", choices=("float32", "float16"), default="float32")
     parser.add_argument("--measure", default="auto", help="whether tuning times candidates")
     parser.add_argument("--budget-seconds", type=float, metavar="SECONDS", help="of tuning one layer")
+    parser.add_argument("--decoders", type=int, default=1, help="layers of the language model")
     parser.add_argument("--resume", action="store_true", help="leave out what has a line for this GPU")
     parser.add_argument("--stop-after", type=float, default=float("inf"), help="seconds, after which no variant begins")
     parser.add_argument("--toy", action="store_true", help="small networks, for tests")
@@ -101,7 +102,8 @@ def asked(case: Case, arguments: argparse.Namespace, done: Collection[tuple[str,
 
 
 def title(case: Case, arguments: argparse.Namespace) -> str:
-    return f"toy {case.name}" if arguments.toy else case.name
+    name = f"{case.name}, {arguments.decoders} of them" if case.tokens and arguments.decoders > 1 else case.name
+    return f"toy {name}" if arguments.toy else name
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -128,6 +130,7 @@ def run(arguments: argparse.Namespace) -> int:
                 continue
             if bench is None:
                 setup, dtype = case.toy if arguments.toy else case.full, getattr(torch, arguments.dtype)
+                setup = setup.repeated(arguments.decoders) if case.tokens else setup
                 pruned = build(setup, case, arguments.batch, found, dtype)
                 bench = Bench(pruned, where, partial(sparsify, way=way, n=case.tokens), way.alone or nullcontext)
             heads = {

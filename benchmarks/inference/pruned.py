@@ -6,7 +6,7 @@ as large as before pruning. To add a network, write its module beside this one a
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import torch
@@ -27,6 +27,10 @@ class Setup:
 
     model: Callable[[], nn.Module]
     example: Callable[[int], Tensor]
+
+    def repeated(self, count: int) -> "Setup":
+        """The model so many times, one after the other."""
+        return self if count == 1 else replace(self, model=lambda: nn.Sequential(*(self.model() for _ in range(count))))
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,13 @@ Of several processes that measure on one GPU, one at a time has it: the others c
 """
 
 import copy
+import resource
+import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -17,6 +21,7 @@ from benchmarks.inference import cusparse, timing
 from benchmarks.inference.pruned import Pruned
 from benchmarks.inference.timing import Call, Timed
 from lospmm.nn.calling import apart
+from lospmm.nn.folder import load_, save
 from lospmm.nn.fusion import fused
 from lospmm.nn.paired import Turns
 from lospmm.nn.sparse import Sparse
@@ -110,12 +115,28 @@ def with_kernels(bench: Bench, variant: Variant) -> tuple[nn.Module, Record]:
     model, (example, *others) = for_kernels(bench.pruned.model), bench.examples.values()
     before = copy.deepcopy(model)
     called = "compiled" if variant.compiled else "graph" if others else "eager"
+    started = time.monotonic()
     report = bench.sparsify(model, example, called, memory=variant.memory)
+    tuned = {"tuning_seconds": round(time.monotonic() - started, 1)} | (saved(model, before) if others else {})
     with bench.alone():
         found = layer_errors(model, before, example)
     origins = {name: pattern.origin for name, pattern in bench.pruned.patterns.items()}
     rows = [asdict(row) | {"error": found.get(row.layer), "pattern": origins.get(row.layer)} for row in report.rows]
-    return model, {"layers": rows, "whole": None if report.model is None else asdict(report.model)}
+    return model, {"layers": rows, "whole": None if report.model is None else asdict(report.model)} | tuned
+
+
+def saved(model: nn.Module, before: nn.Module) -> Record:
+    """What saving the kernels and loading them into a dense copy takes, and the most host memory of the process."""
+    with tempfile.TemporaryDirectory() as name:
+        started = time.monotonic()
+        save(model, folder := Path(name, "kernels"))
+        loading = time.monotonic()
+        loaded = load_(copy.deepcopy(before), folder, emulate=True)
+        seconds = {"save_seconds": loading - started, "load_seconds": time.monotonic() - loading}
+        size = sum({one.stat().st_ino: one.stat().st_size for one in folder.glob("*/*")}.values())
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+    rounded = {what: round(one, 2) for what, one in seconds.items()}
+    return rounded | {"loaded": len(loaded.sparse), "saved_bytes": size, "host_bytes": most}
 
 
 def for_kernels(model: nn.Module) -> nn.Module:
