@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from lospmm.errors import BadRequest, DiskFault
+from lospmm.errors import BadRequest, DiskFault, system_errors
 
 MANIFEST = "entry.json"
 
@@ -63,6 +63,35 @@ def remove_old(paths: Iterable[Path], seconds: float) -> None:
                 shutil.rmtree(path, ignore_errors=True)  # it may be another user's
             else:
                 path.unlink()
+
+
+def is_linked(held: Path, file: Path, content: bytes) -> bool:
+    """Make ``file`` a link to a file with this content; return whether it could be."""
+    with suppress(OSError):
+        if held.read_bytes() == content:
+            file.hardlink_to(held)
+            return True
+    return False
+
+
+@dataclass(frozen=True, eq=False)
+class FolderFiles(Mapping[str, bytes]):
+    """Files of a folder in memory, and those that are read each time: a kernel runs without its matrix."""
+
+    held: dict[str, bytes]
+    later: Mapping[str, Path]
+
+    def __getitem__(self, name: str) -> bytes:
+        if name in self.held:
+            return self.held[name]
+        with system_errors(BadRequest, f"{self.later[name]}: cannot be read"):
+            return self.later[name].read_bytes()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter((*self.held, *self.later))
+
+    def __len__(self) -> int:
+        return len(self.held) + len(self.later)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +139,11 @@ class Store:
             os.utime(directory)
         return files
 
-    def put(self, kind: str, key: str, files: Mapping[str, bytes]) -> bool:
-        """Write an entry, unless it exists; return whether it was written."""
+    def put(self, kind: str, key: str, files: Mapping[str, bytes], like: str | None = None) -> bool:
+        """Write an entry, unless it exists; return whether it was written.
+
+        Files that are the same in the entry ``like`` are hard links to those, where the disk has such.
+        """
         directory = self.directory(kind, key)
         for name in files:
             if not _NAME.fullmatch(name) or name == MANIFEST:
@@ -120,7 +152,7 @@ class Store:
             return False
         scratch = self._scratch()
         try:
-            _write(scratch, kind, key, files)
+            _write(scratch, kind, key, files, None if like is None else self.directory(kind, like))
             return self._place(scratch, directory)
         except OSError as error:
             raise _fault(self.root, error) from error
@@ -298,7 +330,7 @@ def _checked(directory: Path) -> dict[str, bytes] | None:
     return files
 
 
-def _write(directory: Path, kind: str, key: str, files: Mapping[str, bytes]) -> None:
+def _write(directory: Path, kind: str, key: str, files: Mapping[str, bytes], like: Path | None) -> None:
     manifest = {
         "kind": kind,
         "key": key,
@@ -306,6 +338,8 @@ def _write(directory: Path, kind: str, key: str, files: Mapping[str, bytes]) -> 
         "files": {name: _described(content) for name, content in files.items()},
     }
     for name, content in {**files, MANIFEST: json.dumps(manifest, indent=1).encode()}.items():
+        if like is not None and is_linked(like / name, directory / name, content):
+            continue
         with (directory / name).open("xb") as file:
             file.write(content)
             file.flush()

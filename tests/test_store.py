@@ -75,6 +75,16 @@ def test_the_first_writer_wins(store: Store) -> None:
     assert store.get("unit", KEY) == {"file": b"first"}
 
 
+def test_equal_files_of_an_entry_are_linked(store: Store) -> None:
+    other = KEY[::-1]
+    store.put("unit", KEY, {"a": b"same", "b": b"one"})
+    store.put("unit", other, {"a": b"same", "b": b"two"}, like=KEY)
+    folders = [store.directory("unit", key) for key in (KEY, other)]
+    assert [len({(one / name).stat().st_ino for one in folders}) for name in "ab"] == [1, 2]
+    store.put("unit", KEY[:-1] + "0", {"a": b"same"}, like="f" * 64)
+    assert store.verify() == [] and store.get("unit", other) == {"a": b"same", "b": b"two"}
+
+
 def test_staged_entries_are_taken_or_leave_nothing(store: Store) -> None:
     store.put("unit", KEY, {"a": b"first"})
     other = KEY[::-1]

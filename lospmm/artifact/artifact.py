@@ -10,7 +10,7 @@ import os
 import secrets
 import shutil
 import stat
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +29,7 @@ from lospmm.problem.epilogue import Epilogue, epilogue_of
 from lospmm.problem.launch import Launch
 from lospmm.problem.problem import Problem
 from lospmm.problem.values import VALUE_TYPES
-from lospmm.store import remove_old
+from lospmm.store import FolderFiles, is_linked, remove_old
 
 Found = TypeVar("Found")
 
@@ -63,26 +63,6 @@ SCRATCH = ".lospmm-"
 STALE_SECONDS = 600.0
 
 
-@dataclass(frozen=True, eq=False)
-class _Files(Mapping[str, bytes]):
-    """Files of a folder in memory, and those that are read each time: a kernel runs without its matrix."""
-
-    held: dict[str, bytes]
-    later: Mapping[str, Path]
-
-    def __getitem__(self, name: str) -> bytes:
-        if name in self.held:
-            return self.held[name]
-        with system_errors(BadRequest, f"{self.later[name]}: cannot be read"):
-            return self.later[name].read_bytes()
-
-    def __iter__(self) -> Iterator[str]:
-        return iter((*self.held, *self.later))
-
-    def __len__(self) -> int:
-        return len(self.held) + len(self.later)
-
-
 @dataclass(frozen=True, slots=True)
 class Artifact:
     """A tuned kernel: the parsed manifest.json, and all files by name, that one included."""
@@ -102,6 +82,12 @@ class Artifact:
     def source(self) -> bytes:
         """The source, or the listing of machine code."""
         return self.files[SOURCE_FILES[self.manifest["emitter"]]]
+
+    def replaced(self, changed: Mapping[str, bytes]) -> Mapping[str, bytes]:
+        """Return the files with others of these names."""
+        if isinstance(self.files, FolderFiles):
+            return FolderFiles({**self.files.held, **changed}, self.files.later)
+        return {**self.files, **changed}
 
     def matrix(self) -> SparseMatrix:
         """Return A. Raises BadRequest if it is missing or its fingerprint is not the manifest's."""
@@ -184,10 +170,10 @@ def read(directory: Path, cubins: dict[str, bytes] | None = None) -> Artifact:
     return found
 
 
-def _read_files(directory: Path) -> _Files:
+def _read_files(directory: Path) -> FolderFiles:
     """Return the files of one artifact, its matrix to be read later."""
 
-    def files() -> _Files:
+    def files() -> FolderFiles:
         found, later = {}, {}
         for name in FILES:
             with suppress(FileNotFoundError):
@@ -197,7 +183,7 @@ def _read_files(directory: Path) -> _Files:
                     later[name] = path.absolute()
                 else:
                     found[name] = path.read_bytes()
-        return _Files(found, later)
+        return FolderFiles(found, later)
 
     return _of_one_folder(directory, files)
 
@@ -288,7 +274,7 @@ def write(artifact: Artifact, directory: Path, *, like: Path | None = None) -> N
             remove_stale(target.parent)
             scratch.mkdir()
             for name, content in artifact.files.items():
-                if like is None or not _is_linked(like / name, scratch / name, content):
+                if like is None or not is_linked(like / name, scratch / name, content):
                     (scratch / name).write_bytes(content)
             _take_the_place_of(scratch, target)
     finally:
@@ -305,15 +291,6 @@ def write_file(path: Path, text: str) -> None:
     finally:
         with suppress(OSError):
             scratch.unlink(missing_ok=True)
-
-
-def _is_linked(held: Path, file: Path, content: bytes) -> bool:
-    """Make ``file`` a link to a file with this content; return whether it could be."""
-    with suppress(OSError):
-        if held.read_bytes() == content:
-            file.hardlink_to(held)
-            return True
-    return False
 
 
 def remove_stale(parent: Path) -> None:

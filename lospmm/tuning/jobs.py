@@ -11,7 +11,7 @@ from pathlib import Path
 
 from lospmm.artifact import artifact
 from lospmm.artifact.artifact import Artifact
-from lospmm.artifact.kept import find, keep
+from lospmm.artifact.kept import KERNELS, find, keep
 from lospmm.errors import ToolchainFault
 from lospmm.settings import settings
 from lospmm.stages import Progress, Stages, silent
@@ -72,7 +72,7 @@ def chosen(
         outcome = replace(known or found(), problem=request.problem, values=request.values, seed=seed)
         made = artifact.from_files(files_of(outcome, job.stages.seconds()), "the new kernel")
         with suppress(ToolchainFault):  # if the disk is full, the kernel is returned all the same
-            return keep(made, digest, store)
+            made, shop.stored = keep(made, digest, store, shop.stored), digest
         return made
 
     return finished
@@ -81,7 +81,7 @@ def chosen(
 def search_ahead(request: Request, *, store: Store, session: Session) -> None:
     """Start the search for a request while another uses the GPU, unless its artifact is in the store."""
     options = request.resolved
-    if find(request.digest, store) is None:
+    if not store.directory(KERNELS, request.digest).exists():
         ahead.search_ahead(request.searched, options, store, session)
 
 

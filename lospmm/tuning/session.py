@@ -39,6 +39,7 @@ class Session:
         self._builders: BuilderPool | None = None
         self._bench: Bench | None = None
         self.layers = layers or TimedLayers()
+        self.stored: str | None = None  # digest of the last kernel that was stored, whose A the next one may have
         self._stop = threading.Event()
         self._ahead: ThreadPoolExecutor | None = None
         self._begun: dict[Hashable, tuple[tuple[object, ...], Future[object]]] = {}

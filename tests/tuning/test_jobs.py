@@ -112,13 +112,13 @@ def test_of_two_processes_both_give_what_the_first_kept(store: Store, monkeypatc
     put = Store.put
     first: dict[str, bytes] = {}
 
-    def late(store: Store, kind: str, key: str, files: Mapping[str, bytes]) -> bool:
+    def late(store: Store, kind: str, key: str, files: Mapping[str, bytes], like: str | None = None) -> bool:
         if kind == kept.KERNELS:
             manifest = json.loads(files["manifest.json"])
             manifest["seconds"]["total"] += 1
             first.update({**files, "manifest.json": json.dumps(manifest).encode()})
             put(store, kind, key, first)
-        return put(store, kind, key, files)
+        return put(store, kind, key, files, like)
 
     monkeypatch.setattr(Store, "put", late)
     assert jobs.tune(request(), store=store).files == first
