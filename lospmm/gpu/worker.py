@@ -2,9 +2,8 @@
 
 Run as ``python -P -m lospmm.gpu.worker`` by ``lospmm.gpu.process``. It reads requests from standard input and answers
 on the original standard output: a pair of a command's name and its task, answered by an ``Answer`` (``messages.py``).
-"open" opens the GPU for a problem that follows, "prepare" gives it the problem, and later another one, or what differs
-but A, which takes long to send. It ends at the
-end of its input, and after an error that leaves the GPU's context unusable.
+"open" opens the GPU for a problem that follows, "prepare" gives it the problem, and later another one, or all but A if
+that is the same. It ends at the end of its input, and after an error that leaves the GPU's context unusable.
 
 To add a command, write a function of the ``Workbench`` and a task, and add a row to ``COMMANDS``.
 """

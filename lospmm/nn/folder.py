@@ -7,9 +7,10 @@ code. It is written last and replaced in one step, and no kernel's folder is ove
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, replace
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
@@ -146,26 +147,19 @@ def load_(model: nn.Module, directory: str | os.PathLike[str], *, emulate: bool 
     by_name, freed = {site.name: site for site in sites}, freeable(model, sites)
     unfit = {row.layer: row.reason for row in rows}
 
-    def fitted(one: _LayerEntry) -> Tuned | str:
-        if one.name not in by_name:
-            return unfit.get(one.name, "the model has no such layer")
-        own = replace(one, frees_weight=one.frees_weight and one.name in freed)
-        return _fitted(by_name[one.name], own, kernels, emulate=emulate)
-
     with ThreadPoolExecutor(_THREADS) as threads:
-        found = list(threads.map(fitted, layers))
+        found = list(threads.map(partial(_fitted, by_name, freed, kernels, emulate), layers))
     loaded: list[Row] = []
     for one, tuned in zip(layers, found, strict=True):
-        if isinstance(tuned, Tuned):
-            site = by_name[one.name]
-            swap_in(site.module, {site.weight: tuned})
-            ns = [bucket.kernel.artifact.manifest["n"] for bucket in tuned.buckets]
-            loaded += [site.row("loaded", n=n, advice="sparse") for n in ns]
-        elif one.name in by_name:
-            loaded.append(by_name[one.name].row(tuned))
-        else:
+        if (site := by_name.get(one.name)) is None:
             empty: dict[str, Any] = {"kind": "", "shape": (0, 0), "sparsity": None, "n": None, "advice": "dense"}
-            loaded.append(Row(layer=one.name, reason=tuned, **empty))
+            loaded.append(Row(layer=one.name, reason=unfit.get(one.name, "the model has no such layer"), **empty))
+        elif isinstance(tuned, Tuned):
+            swap_in(site.module, {site.weight: tuned})
+            every = [bucket.kernel.artifact.manifest["n"] for bucket in tuned.buckets]
+            loaded += [site.row("loaded", n=n, advice="sparse") for n in every]
+        else:
+            loaded.append(site.row(tuned))
     forget_masks(sites)
     call_parts(model)
     return Report((*loaded, *(by_name[name].row(LEFT_DENSE, n=n) for name, n in dense if name in by_name)))
@@ -216,25 +210,21 @@ def _entry(name: str, kernels: Mapping[str, Kernel], *, dense_beyond: bool) -> _
     return _LayerEntry(name, False, "no", found, frees_weight=is_joined, dense_beyond=dense_beyond and not is_joined)
 
 
-def _fitted(site: Site, entry: _LayerEntry, kernels: Mapping[str, Kernel], *, emulate: bool) -> Tuned | str:
+def _fitted(
+    sites: Mapping[str, Site], freed: Set[str], kernels: Mapping[str, Kernel], emulate: bool, entry: _LayerEntry
+) -> Tuned | str:
     """Return the kernels of a layer, or why they do not fit it."""
+    if (site := sites.get(entry.name)) is None:
+        return "it is missing"
     try:
         buckets = tuple(_bucket(site, kernels[one.folder], one.least) for one in entry.kernels)
     except Unsupported as error:
         return str(error)
     if (reason := unlike(site.tensors, buckets, emulate=emulate)) is not None:
         return reason
-    return Tuned(
-        site.name,
-        site.place,
-        buckets,
-        emulate,
-        entry.features_first,
-        entry.shares,
-        frees_weight=entry.frees_weight,
-        dense_beyond=entry.dense_beyond,
-        versions=site.versions,
-    )
+    how = emulate, entry.features_first, entry.shares
+    frees, beyond = entry.frees_weight and entry.name in freed, entry.dense_beyond
+    return Tuned(site.name, site.place, buckets, *how, frees_weight=frees, dense_beyond=beyond, versions=site.versions)
 
 
 def _bucket(site: Site, kernel: Kernel, least: int) -> ColumnBucket:

@@ -1,6 +1,6 @@
 """Sources of a model's kernels: tuned on this machine, or by a service."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 
@@ -17,7 +17,6 @@ from lospmm.problem.problem import Problem
 from lospmm.settings import settings
 from lospmm.stages import Progress
 from lospmm.tuning import jobs
-from lospmm.tuning.one_copy import joined
 from lospmm.tuning.options import SERVED_OPTIONS, Options, check_served
 from lospmm.tuning.request import Request
 from lospmm.tuning.session import Session
@@ -55,10 +54,7 @@ def tuner_here(stack: ExitStack, device: str, options: Options, progress: LayerP
     def ahead(problem: Problem) -> None:
         jobs.search_ahead(request_of(problem), store=store, session=session)
 
-    def join(kernels: Sequence[Kernel]) -> list[Kernel]:
-        return [Kernel(one) for one in joined([one.artifact for one in kernels], store=store, session=session)]
-
-    return Tuner(gpu, tune, progress, ahead, join, stack.close)
+    return Tuner(gpu, tune, progress, ahead, session)
 
 
 def tuner_there(

@@ -138,10 +138,11 @@ def _swapped(
         for shape in shapes[work.site.name]:
             work.take(shape, next(buckets), will_time=choice == "measured")
         if is_low and work.buckets:  # while A is in memory
-            join_kernels(work, tuner.join)
+            join_kernels(work, tuner.session)
             work.frees_weight = bool(work.buckets) and work.site.name in freed
         work.site.forget()
-    tuner.close()
+    if tuner.session is not None:
+        tuner.session.close()
     if choice == "sparse":
         swap([work for work in works if work.buckets], layout)
         return None

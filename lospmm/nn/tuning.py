@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from lospmm.client.progress import LayerProgress
 from lospmm.errors import LospmmError, Unsupported
-from lospmm.kernel import Kernel, join
+from lospmm.kernel import Kernel
 from lospmm.nn.site import Site
 from lospmm.nn.sparse import ColumnBucket, bucket_of, least_columns
 from lospmm.problem.device import DeviceSpec
@@ -18,7 +18,7 @@ from lospmm.problem.epilogue import PLAIN, Epilogue
 from lospmm.problem.problem import Problem
 from lospmm.progress import reported
 from lospmm.stages import Progress
-from lospmm.tuning.session import AHEAD
+from lospmm.tuning.session import AHEAD, Session
 
 #: Tunes a problem; the callback is called with its progress. Returns a function for the rest, called in any thread.
 Tune: TypeAlias = Callable[[Problem, Progress], Callable[[], Kernel]]
@@ -32,25 +32,23 @@ class Tuner:
     tune: Tune
     progress: LayerProgress | None
     ahead: Callable[[Problem], None] = lambda _: None  # prepares a later problem
-    join: Callable[[Sequence[Kernel]], list[Kernel]] = join  # puts kernels of a layer in one cubin
-    close: Callable[[], None] = lambda: None  # ends tuning's processes, to free the GPU
+    session: Session | None = None  # whose processes tune; closed, they free the GPU
 
     def buckets(self, asked: Sequence[tuple[Site, tuple[int, ...]]]) -> Iterator[ColumnBucket | LospmmError]:
         """Yield, for each site and shape, the result of ``bucket`` or the error that it raised."""
-        begun, endings = 1, deque[Future[ColumnBucket]]()
+        begun, endings = 1, deque[Future[ColumnBucket | LospmmError]]()
         with ThreadPoolExecutor(1, thread_name_prefix="ending") as thread:
             for at, (site, shape) in enumerate(asked):
                 for later in asked[begun : at + 1 + AHEAD]:
                     self._begin(*later)
                 begun = at + 1 + AHEAD
                 try:
-                    endings.append(thread.submit(self.bucket(site, shape)))
+                    endings.append(thread.submit(_result, self.bucket(site, shape)))
                 except LospmmError as error:
-                    endings.append(Future())
-                    endings[-1].set_exception(error)
+                    endings.append(thread.submit(lambda one: one, error))
                 if len(endings) > 1:
-                    yield _result(endings.popleft())
-            yield from map(_result, endings)
+                    yield endings.popleft().result()
+            yield from (one.result() for one in endings)
 
     def _begin(self, site: Site, shape: tuple[int, ...]) -> None:
         with suppress(LospmmError):  # raised again when its turn comes
@@ -88,9 +86,9 @@ class Tuner:
             yield progress
 
 
-def _result(ending: Future[ColumnBucket]) -> ColumnBucket | LospmmError:
+def _result(finish: Callable[[], ColumnBucket]) -> ColumnBucket | LospmmError:
     try:
-        return ending.result()
+        return finish()
     except LospmmError as error:
         return error
 

@@ -18,7 +18,6 @@ from torch.nn.utils import parametrize, prune  # noqa: E402
 import lospmm.nn  # noqa: E402
 from lospmm.client.progress import LayerProgress  # noqa: E402
 from lospmm.errors import BadRequest, NothingFits, ToolchainFault  # noqa: E402
-from lospmm.kernel import Kernel  # noqa: E402
 from lospmm.nn import bound, sparsify  # noqa: E402
 from lospmm.nn.sources import tuner_here  # noqa: E402
 from lospmm.nn.tuning import Tuner  # noqa: E402
@@ -27,7 +26,7 @@ from lospmm.stages import Progress  # noqa: E402
 from lospmm.tuning import jobs  # noqa: E402
 from lospmm.tuning.options import Options  # noqa: E402
 from lospmm.tuning.request import Request  # noqa: E402
-from lospmm.tuning.session import AHEAD  # noqa: E402
+from lospmm.tuning.session import AHEAD, Session  # noqa: E402
 from tests.nn.models import EMULATED, MAX_ERROR, Mask, drawn, error, exact, perceptron, pruned  # noqa: E402
 from tests.server.processes import serving  # noqa: E402
 
@@ -80,26 +79,24 @@ def test_layers_are_begun_with_two_ahead_of_their_turn(monkeypatch: pytest.Monke
             if problem.matrix.m == 24:
                 raise NothingFits("no kernel")
 
-        def tune(problem: Problem, progress: Progress) -> Kernel:
+        def tune(problem: Problem, progress: Progress) -> Any:
             told.append(("tuned", problem.matrix.m))
             if problem.matrix.m == 24:
                 raise NothingFits("no kernel")
             return made.tune(problem, progress)
 
-        def close() -> None:
-            told.append(("closed", 0))
-            made.close()
-
-        return replace(made, ahead=ahead, tune=tune, close=close)
+        return replace(made, ahead=ahead, tune=tune)
 
     monkeypatch.setattr(sparsify, "tuner_here", noted)
     monkeypatch.setattr(sparsify, "swap", lambda *_: told.append(("swapped", 0)))
+    close = Session.close
+    monkeypatch.setattr(Session, "close", lambda session: told.append(("closed", 0)) or close(session))
     layers = [nn.Linear(16, 8), nn.Linear(8, 24), nn.Linear(24, 32), nn.Linear(32, 40)]
     report = lospmm.nn.sparsify_(pruned(*layers), drawn(2, 16), **EMULATED)
     assert told == [
         *(("begun", 24), ("begun", 32), ("tuned", 8)),
         *(("begun", 40), ("tuned", 24), ("tuned", 32), ("tuned", 40)),
-        *(("closed", 0), ("swapped", 0)),
+        *(("closed", 0), ("swapped", 0), ("closed", 0)),
     ]
     assert [row.reason for row in report.rows if row.shape == (24, 8)] == ["no kernel"]
 
