@@ -21,7 +21,7 @@ def join_kernels(work: TimedSite, session: Session | None) -> None:
     """Put the kernels of a layer into one cubin, which then serves every call."""
     artifacts = [bucket.kernel.artifact for bucket in work.buckets.values()]
     try:
-        kernels = joined(artifacts, store=kept.open_store(), session=session)
+        kernels = joined(artifacts, store=kept.open_store(), session=session, matrix=work.site.matrix)
     except LospmmError as error:
         work.failed |= dict.fromkeys(work.buckets, str(error))
         work.buckets = {}

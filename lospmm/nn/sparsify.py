@@ -133,11 +133,12 @@ def _swapped(
         shapes = {name: list(dict.fromkeys(map(rounded, own))) for name, own in shapes.items()}
     layout = UNKNOWN if example is None else watch_layout(model, sites, example)
     freed = freeable(model, sites) if is_low else ()
-    buckets = tuner.buckets([(work.site, shape) for work in works for shape in shapes[work.site.name]])
+    asked = [(work.site, shape) for work in works for shape in shapes[work.site.name]]
+    buckets = tuner.buckets(asked, by_site=is_low)
     for work in works:
         for shape in shapes[work.site.name]:
             work.take(shape, next(buckets), will_time=choice == "measured")
-        if is_low and work.buckets:  # while A is in memory
+        if is_low and work.buckets:  # while A is in memory, and on the GPU
             join_kernels(work, tuner.session)
             work.frees_weight = bool(work.buckets) and work.site.name in freed
         work.site.forget()

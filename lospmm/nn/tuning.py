@@ -34,8 +34,13 @@ class Tuner:
     ahead: Callable[[Problem], None] = lambda _: None  # prepares a later problem
     session: Session | None = None  # whose processes tune; closed, they free the GPU
 
-    def buckets(self, asked: Sequence[tuple[Site, tuple[int, ...]]]) -> Iterator[ColumnBucket | LospmmError]:
-        """Yield, for each site and shape, the result of ``bucket`` or the error that it raised."""
+    def buckets(
+        self, asked: Sequence[tuple[Site, tuple[int, ...]]], *, by_site: bool
+    ) -> Iterator[ColumnBucket | LospmmError]:
+        """Yield, for each site and shape, the result of ``bucket`` or the error that it raised.
+
+        ``by_site``: those of a site before the next one is tuned.
+        """
         begun, endings = 1, deque[Future[ColumnBucket | LospmmError]]()
         with ThreadPoolExecutor(1, thread_name_prefix="ending") as thread:
             for at, (site, shape) in enumerate(asked):
@@ -46,9 +51,9 @@ class Tuner:
                     endings.append(thread.submit(_result, self.bucket(site, shape)))
                 except LospmmError as error:
                     endings.append(thread.submit(lambda one: one, error))
-                if len(endings) > 1:
+                is_last = at + 1 == len(asked) or (by_site and asked[at + 1][0] is not site)
+                while len(endings) > (0 if is_last else 1):
                     yield endings.popleft().result()
-            yield from (one.result() for one in endings)
 
     def _begin(self, site: Site, shape: tuple[int, ...]) -> None:
         with suppress(LospmmError):  # raised again when its turn comes

@@ -13,7 +13,7 @@ from lospmm.families.warpgroups import ARCH
 from lospmm.gpu.bench import CHECKED
 from lospmm.gpu.detect import detect_device, own_gpu, own_gpu_id
 from lospmm.gpu.exclusive import exclusive
-from lospmm.settings import settings
+from lospmm.matrix.csr import SparseMatrix
 from lospmm.store import Store
 from lospmm.toolchain import elf
 from lospmm.toolchain.compile import Binary, compile_kernel
@@ -25,11 +25,14 @@ from lospmm.tuning.session import Session
 _REGISTER_UNIT, _MOST_REGISTERS = 8, 255
 
 
-def joined(kernels: Sequence[Artifact], *, store: Store, session: Session | None = None) -> list[Artifact]:
+def joined(
+    kernels: Sequence[Artifact], *, store: Store, session: Session | None = None, matrix: SparseMatrix | None = None
+) -> list[Artifact]:
     """Return ``kernels``, in their order, with one cubin that has the code of all, and A once.
 
     Each keeps its name, launch and source. What was verified on a GPU is verified again on this machine's, and is
-    unverified where it has none like it. ``session`` is shared by several joins, one after the other.
+    unverified where it has none like it. ``session`` is shared by several joins, one after the other; ``matrix`` is A
+    if it is in memory.
 
     Raises BadRequest for kernels that do not read A alike or have the same N, ToolchainFault, GpuFault and
     VerificationFailed.
@@ -41,7 +44,8 @@ def joined(kernels: Sequence[Artifact], *, store: Store, session: Session | None
     arch = kernels[0].manifest["arch"]
     emission = joined_emission(parts, data, is_specific=arch == f"sm_{ARCH}")
     binary = compile_kernel(emission, arch=arch, registers=_MOST_REGISTERS, store=store, workers=1)
-    verified = _verified([one for one in kernels if _is_verified_on_gpu(one)], binary.cubin, session)
+    on_gpu = [one for one in kernels if _is_verified_on_gpu(one)]
+    verified = _verified(on_gpu, binary.cubin, store, session, matrix)
     return [_with_cubin(one, binary, verified) for one in kernels]
 
 
@@ -87,7 +91,9 @@ def _with_cubin(kernel: Artifact, binary: Binary, verified: Mapping[str, Verifie
     return from_files(files, f"kernel {name}, joined")
 
 
-def _verified(kernels: Sequence[Artifact], cubin: bytes, session: Session | None) -> dict[str, Verified]:
+def _verified(
+    kernels: Sequence[Artifact], cubin: bytes, store: Store, session: Session | None, matrix: SparseMatrix | None
+) -> dict[str, Verified]:
     """Run ``kernels`` of ``cubin`` on this machine's GPU, one after the other in one process; by name.
 
     Nothing where it has none like theirs. Raises VerificationFailed and GpuFault.
@@ -95,12 +101,12 @@ def _verified(kernels: Sequence[Artifact], cubin: bytes, session: Session | None
     gpu = detect_device() if kernels and own_gpu() else None
     if gpu is None or gpu.arch != kernels[0].manifest["arch"]:
         return {}
-    matrix = kernels[0].matrix()
+    matrix = matrix or kernels[0].matrix()
     problems = [one.problem(gpu, matrix) for one in kernels]
     found = {}
     with ExitStack() as stack:
         shop = stack.enter_context(Session(1)) if session is None else session
-        stack.enter_context(exclusive(settings().cache_dir, gpu=own_gpu_id()))
+        stack.enter_context(exclusive(store.root, gpu=own_gpu_id()))
         for kernel, problem in zip(kernels, problems, strict=True):
             bench, name = shop.bench(problem, None), kernel.manifest["name"]
             measured = bench.measure(cubin, name, kernel.launch, effort=CHECKED)
