@@ -117,7 +117,8 @@ def with_kernels(bench: Bench, variant: Variant) -> tuple[nn.Module, Record]:
     called = "compiled" if variant.compiled else "graph" if others else "eager"
     started = time.monotonic()
     report = bench.sparsify(model, example, called, memory=variant.memory)
-    tuned = {"tuning_seconds": round(time.monotonic() - started, 1)} | (saved(model, before) if others else {})
+    tuned: Record = {"tuning_seconds": round(time.monotonic() - started, 1)}
+    tuned |= saved(model, before) if others and report.sparse else {}
     with bench.alone():
         found = layer_errors(model, before, example)
     origins = {name: pattern.origin for name, pattern in bench.pruned.patterns.items()}

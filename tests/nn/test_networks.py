@@ -212,6 +212,11 @@ def test_one_model_of_a_decoder_layer_runs_every_number_of_tokens(
     ]
     assert all(0 < line["error"] < 1e-3 for line in lines)
     assert run(tmp_path, "--resume", *words) == (0, lines) and len(asked) == 1
+    code, lines = run(tmp_path, "--decoders", "2", *words)
+    assert (
+        code == 0
+        and [(line["case"], line["pruned_layers"]) for line in lines[3:]] == [(f"toy {LLAMA.name}, 2 of them", 14)] * 3
+    )
 
 
 def test_kernels_in_one_file_count_once() -> None:
