@@ -46,7 +46,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
             raise NothingFits("not tuned here")
 
         with monkeypatch.context() as patched:
-            patched.setattr(jobs, "tune", tune)
+            patched.setattr(jobs, "chosen", tune)
             patched.setattr(jobs, "search_ahead", lambda *_, **__: None)
             lospmm.nn.sparsify_(*arguments, device="h200", choice="sparse", **options)
         return digests
