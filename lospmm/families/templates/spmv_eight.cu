@@ -86,7 +86,7 @@ LOSPMM_KERNEL(ENTRY) {
 #if !RESIDUAL
   const Element *residual = nullptr;
 #endif
-  const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // one register for all lanes
+  const int warp = threadIdx.x / 32;
   const unsigned lane = threadIdx.x % 32, zeros = lane % 8 * 16, mine = SHARED_AT + warp * SUMS_BYTES;
   Diagonals diagonals;
 #pragma unroll
@@ -104,22 +104,19 @@ LOSPMM_KERNEL(ENTRY) {
 #pragma unroll
   for (int one = 0; one < AHEAD; ++one) load(ahead[one], from + one * UNIT_BYTES);
   from += AHEAD * UNIT_BYTES;
-  const int units = __shfl_sync(~0u, static_cast<int>(place->units), 0);
+  const int units = static_cast<int>(place->units);
   const int block_row = static_cast<int>(place->block_row), rows = static_cast<int>(place->block_rows);
   const unsigned short *all_lengths = lospmm_array<unsigned short>(2) + block_row;
   const unsigned char *all_rows = lospmm_array<unsigned char>(3) + block_row * 8;
   const unsigned short *all_starts = lospmm_array<unsigned short>(4) + block_row * 32;
-  int turn = static_cast<int>(place->turn) - block_row, left = __shfl_sync(~0u, static_cast<int>(place->left), 0);
+  int turn = static_cast<int>(place->turn) - block_row, left = static_cast<int>(place->left);
   unsigned at = place->behind[lane] * ROW_BYTES + zeros;
   bool is_shared = place->is_continued;
 
   for (int one = threadIdx.x; one < ROW_BYTES / 4; one += THREADS) reinterpret_cast<float *>(lospmm_shared)[one] = 0;
   if constexpr (N == 8) {
 #pragma unroll 4
-    for (int first = 0; first < K; first += THREADS) {
-      const int one = first + static_cast<int>(threadIdx.x);
-      if (K % THREADS == 0 || one < K) lospmm_copy<16>(lospmm_shared + ROW_BYTES + one * 16, b + one * 8, true);
-    }
+    for (int one = threadIdx.x; one < K; one += THREADS) lospmm_copy<16>(lospmm_shared + ROW_BYTES + one * 16, b + one * 8, true);
   } else {
     Element *rows_of_b = reinterpret_cast<Element *>(lospmm_shared + ROW_BYTES);
     constexpr int vector = K * N % 8 == 0 ? 8 : 1;
@@ -138,9 +135,7 @@ LOSPMM_KERNEL(ENTRY) {
   }
   unsigned short *starts = reinterpret_cast<unsigned short *>(lospmm_shared + TABLE_AT), *lengths = starts + MAX_ROWS * 36;
   unsigned char *rows_of_turns = reinterpret_cast<unsigned char *>(starts + MAX_ROWS * 32);
-#pragma unroll 1
   for (int one = threadIdx.x; one < rows * 4; one += THREADS) lospmm_copy<16>(starts + one * 8, all_starts + one * 8, true);
-#pragma unroll 1
   for (int one = threadIdx.x; one < rows; one += THREADS) {
     lospmm_copy<8>(rows_of_turns + one * 8, all_rows + one * 8, true);
     lengths[one] = __ldg(all_lengths + one);
