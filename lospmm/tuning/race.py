@@ -15,6 +15,8 @@ from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from types import MappingProxyType
 
+import scipy  # noqa: F401 - where it is missing, that is said before a search; its parts are imported where used
+
 from lospmm.families.candidate import UNROLLED, Candidate, unrolled
 from lospmm.problem.lanes import in_lanes
 from lospmm.problem.problem import Problem

@@ -370,8 +370,6 @@ def test_one_copy_of_the_weights_serves_every_call(monkeypatch: pytest.MonkeyPat
     for bucket in model[0].lospmm_state.tuned["weight"].buckets:
         assert bucket.kernel.manifest["verified"]["on"] == "gpu"
     assert {weight.device.type for weight in weights} == {"cpu"}
-    gc.collect()  # models of earlier tests, which a capture would collect
-    held = torch.cuda.memory_allocated()
     for tokens in (1, 5, 8, 100, 512, 1300):
         x = torch.randn(tokens, 1024, device="cuda", dtype=torch.float16)
         assert error(model(x), double(dense, x)) < 3e-3, tokens
@@ -391,6 +389,8 @@ def test_one_copy_of_the_weights_serves_every_call(monkeypatch: pytest.MonkeyPat
     model.to("cuda")
     assert {weight.device.type for weight in weights} == {"cpu"} and not any(lospmm.nn.status(model).values())
     assert all(torch.equal(value.cuda(), dense.state_dict()[name]) for name, value in model.state_dict().items())
+    gc.collect()  # models of earlier tests
+    held = torch.cuda.memory_allocated()
     lospmm.nn.restore_(model)
     assert {weight.device.type for weight in weights} == {"cuda"}
     assert torch.cuda.memory_allocated() >= held + weight_bytes - (1 << 20) and torch.equal(model(x), dense(x))
