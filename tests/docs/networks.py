@@ -66,7 +66,25 @@ def steps() -> str:
     one, eight = ({way: f"{micros / 1e3:.2f}" for way, micros in calls[f"{LAYER}, N {n}"].items()} for n in (1, 8))
     eager = f"Called from Python (`benchmarks/nn_overhead.py`), 1 token takes {one['layer']} ms, dense "
     eager += f"{one['dense layer']}; 8 take {eight['layer']}, dense {eight['dense layer']}."
-    return f"{_where(lines)}\n\n{table(('tokens', *STEPS), found, right=3)}\n{eager}\n"
+    return (
+        f"{_where(lines)}\n\n{table(('tokens', *STEPS), found, right=3)}\n{textwrap.fill(_several(), 120)}\n\n{eager}\n"
+    )
+
+
+def _several() -> str:
+    """What tuning, saving and loading several of the decoder's layers takes, and their speedups."""
+    lines = [line for line in records("networks") if line["case"].startswith(f"{DECODER}, ")]
+    own = [line for line in lines if "tuning_seconds" in line]
+    gains = (speedup(find(lines, line["case"], line["variant"], line["batch"]), "graph") for line in own)
+    times = ", ".join(f"{gain.times:.2f}x" for gain in gains if gain is not None)
+    one, count = own[0], own[0]["case"].removeprefix(f"{DECODER}, ")
+    saved, kept = (bytes / 2**20 for bytes in (one["saved_bytes"], one["weight_bytes"] + one["kernel_bytes"]))
+    seconds = {what: f"{one[f'{what}_seconds']:.1f} s" for what in ("tuning", "save", "load")}
+    return (
+        f"With low, {count} ({one['loaded']} products, commit `{one['commit']}`) are tuned in {seconds['tuning']} on "
+        f"{one['machine']['cores']} cores, saved in {seconds['save']} ({saved:.0f} MiB) and loaded in "
+        f"{seconds['load']}. They hold {kept:.0f} MiB; speedups: {times}."
+    )
 
 
 def figure_12() -> tuple[str, ...]:
