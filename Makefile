@@ -14,7 +14,7 @@ test: .venv/ready  ## what needs no GPU and is quick: each behaviour, at the low
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not gpu and not slow"
 
 test-slow: .venv/ready  ## what needs no GPU, and seconds each: chaos, kills, Ray, browsers, large files, fuzzing, fits
-	$(BIN)/python -m pytest -n 3 --dist worksteal -m "slow and not gpu"  # many of them wait
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "slow and not gpu"
 
 check: .venv/ready  ## formatting, lint, types, and the one way of imports
 	$(BIN)/ruff format --check .

@@ -266,7 +266,7 @@ def test_a_model_whose_service_is_killed_meanwhile(
             "same",
             "N",
         ]
-    assert "a: running\n" in lines and "b/c: succeeded\n" in lines
+    assert "a: succeeded\n" in lines and "b/c: succeeded\n" in lines
 
 
 @pytest.mark.slow
