@@ -5,7 +5,7 @@ A layer that fails, fails alone.
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -47,19 +47,16 @@ def tune_here(folder: ModelFolder, batch: Batch, gpu: DeviceSpec, *, store: Stor
         reader = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="next layer"))
         wanted = _wanted(batch)
         coming = deque([reader.submit(_next_of, wanted, here, is_first=True)])
-        before: tuple[str | None, Future[None]] | None = None
+        digest, written = None, endings.submit(lambda: None)  # of the layer before
         while (asked := coming.popleft().result()) is not None:
             coming.extend(reader.submit(_next_of, wanted, here) for _ in range(AHEAD - len(coming)))
-            digest = asked.digest
-            if before is not None and digest is not None and digest == before[0]:
-                before[1].result()  # an equal layer, whose kernel is not in the store yet
+            if asked.digest is not None and asked.digest == digest:
+                written.result()  # an equal layer, whose kernel is not in the store yet
             with watch(asked.kernel) as progress:
                 ending = _tune(asked, here, progress)
-            if before is not None:
-                before[1].result()
-            before = digest, endings.submit(ending)
-        if before is not None:
-            before[1].result()
+            written.result()
+            digest, written = asked.digest, endings.submit(ending)
+        written.result()
 
 
 def join_layers(folder: ModelFolder, batch: Batch, *, store: Store, heard: Callable[[str], None]) -> None:
