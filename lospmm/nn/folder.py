@@ -151,15 +151,16 @@ def load_(model: nn.Module, directory: str | os.PathLike[str], *, emulate: bool 
         found = list(threads.map(partial(_fitted, by_name, freed, kernels, emulate), layers))
     loaded: list[Row] = []
     for one, tuned in zip(layers, found, strict=True):
-        if (site := by_name.get(one.name)) is None:
-            empty: dict[str, Any] = {"kind": "", "shape": (0, 0), "sparsity": None, "n": None, "advice": "dense"}
-            loaded.append(Row(layer=one.name, reason=unfit.get(one.name, "the model has no such layer"), **empty))
-        elif isinstance(tuned, Tuned):
+        if isinstance(tuned, Tuned):
+            site = by_name[one.name]
             swap_in(site.module, {site.weight: tuned})
             every = [bucket.kernel.artifact.manifest["n"] for bucket in tuned.buckets]
             loaded += [site.row("loaded", n=n, advice="sparse") for n in every]
+        elif one.name in by_name:
+            loaded.append(by_name[one.name].row(tuned))
         else:
-            loaded.append(site.row(tuned))
+            empty: dict[str, Any] = {"kind": "", "shape": (0, 0), "sparsity": None, "n": None, "advice": "dense"}
+            loaded.append(Row(layer=one.name, reason=unfit.get(one.name, tuned), **empty))
     forget_masks(sites)
     call_parts(model)
     return Report((*loaded, *(by_name[name].row(LEFT_DENSE, n=n) for name, n in dense if name in by_name)))
@@ -215,7 +216,7 @@ def _fitted(
 ) -> Tuned | str:
     """Return the kernels of a layer, or why they do not fit it."""
     if (site := sites.get(entry.name)) is None:
-        return "it is missing"
+        return "the model has no such layer"
     try:
         buckets = tuple(_bucket(site, kernels[one.folder], one.least) for one in entry.kernels)
     except Unsupported as error:

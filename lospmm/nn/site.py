@@ -135,11 +135,11 @@ def find_sites(model: nn.Module, min_sparsity: float) -> tuple[list[Site], list[
         try:
             if module in dense:
                 raise Unsupported(dense[module])
-            place, tensors = _pruned(module, weight, bias)
+            place, tensors, a = _pruned(module, weight, bias)
         except LospmmError as error:
             rows.append(Row(shape=shape, sparsity=None, reason=str(error), **base))
             continue
-        (m, k), nnz = tensors.pruned().shape, int(torch.count_nonzero(tensors.pruned()))
+        (m, k), nnz = a.shape, int(torch.count_nonzero(a))
         shape, sparsity = (m, k * tensors.groups), 1.0 - nnz / (m * k)
         reason = too_few(sparsity, min_sparsity) if nnz else "all its weights are zero"
         if reason is None:
@@ -162,8 +162,8 @@ def _dense_parts(model: nn.Module) -> dict[nn.Module, str]:
     return {part: why for one, why in reasons if why is not None for part in (one, one.out_proj)}
 
 
-def _pruned(module: nn.Module, weight: str, bias: str) -> tuple[WeightPlace, Tensors]:
-    """Find a pruned weight; raises Unsupported and BadMatrix."""
+def _pruned(module: nn.Module, weight: str, bias: str) -> tuple[WeightPlace, Tensors, Tensor]:
+    """Find a pruned weight, and return it with what is left of it. Raises Unsupported and BadMatrix."""
     if isinstance(module, nn.Conv1d | nn.Conv2d):
         if module.groups == module.in_channels > 1:
             raise Unsupported("it is depthwise: a sum for each channel, which pruning does not shorten")
@@ -180,10 +180,11 @@ def _pruned(module: nn.Module, weight: str, bias: str) -> tuple[WeightPlace, Ten
             raise Unsupported(f"its weights lie in memory as {one.layout}, not {torch.strided}: make them dense first")
     if dtype_of(tensors.weight) is None:
         raise Unsupported(f"its weights are {named(tensors.weight.dtype)}, and kernels take float32 and 16-bit types")
-    check_shape(tuple(tensors.pruned().shape))
-    if not torch.isfinite(tensors.pruned()).all():
+    a = tensors.pruned()
+    check_shape(tuple(a.shape))
+    if not torch.isfinite(a).all():
         tensors.matrix()  # raises BadMatrix
-    return place, tensors
+    return place, tensors, a
 
 
 def learn_shapes(model: nn.Module, sites: Sequence[Site], example: Any) -> dict[str, list[tuple[int, ...]]]:
