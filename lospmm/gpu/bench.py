@@ -196,14 +196,13 @@ class Bench:
             self._prepare = _prepare(self.problem, self._seed, self.cache, self._before)
         if not self._told:
             self._drop_begun()  # that it has opened the GPU
-        rest = {one.name: getattr(self._prepare, one.name) for one in fields(Prepare) if one.name != "matrix"}
         attempts = START_ATTEMPTS
         while self._worker is None or not self._told:
             if self._cancel is not None and self._cancel.is_set():
                 raise CancelledError
             is_new, worker = self._worker is None, self._worker or WorkerProcess(self._command)
             self._worker = None  # until it holds the problem: if it refuses, a new one may take it
-            task = rest if self._before and not is_new else self._prepare
+            task = _without_matrix(self._prepare) if self._before and not is_new else self._prepare
             try:
                 answer = worker.ask(("prepare", task), settings().prepare_seconds, self._cancel)
             except WorkerLost as lost:
@@ -219,6 +218,10 @@ class Bench:
             if is_new:
                 raise GpuFault(answer.fault)
         return self._worker
+
+
+def _without_matrix(problem: Prepare) -> dict[str, object]:
+    return {one.name: getattr(problem, one.name) for one in fields(Prepare) if one.name != "matrix"}
 
 
 def compile_gate(arch: str) -> bytes:
