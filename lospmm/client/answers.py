@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeAlias, TypeVar
 
 import httpx2
-from pydantic import TypeAdapter, ValidationError
+from pydantic import StringConstraints, TypeAdapter, ValidationError
 
 from lospmm.errors import (
     BadMatrix,
@@ -24,6 +24,10 @@ from lospmm.errors import (
 )
 
 Answer = TypeVar("Answer")
+
+#: The id of a job or the digest of a kernel, and the URL of a layer's job: they become parts of URLs.
+Identity: TypeAlias = Annotated[str, StringConstraints(pattern="^[0-9a-f]{64}$")]
+JobUrl: TypeAlias = Annotated[str, StringConstraints(pattern="^/v1/jobs/[0-9a-f]{64}$")]
 
 #: The states in which a job stays.
 ENDED = frozenset({"succeeded", "partial", "failed", "cancelled"})
@@ -71,7 +75,7 @@ class LayerJob:
     name: str
     state: str
     error: ProblemDetails | None
-    job: str | None
+    job: JobUrl | None
     progress: Mapping[str, Count] = field(default_factory=dict)
 
     @property
@@ -84,7 +88,7 @@ class LayerJob:
 class Job:
     """A job of the service: of a kernel, whose digest is its ``id``, or of a model with its ``layers``."""
 
-    id: str
+    id: Identity
     kind: str
     name: str | None
     state: str
@@ -116,7 +120,7 @@ class JobsPage:
 class NamedKernel:
     """The digest in the answer to a POST of a matrix that has a kernel."""
 
-    digest: str
+    digest: Identity
 
 
 def parsed(kind: type[Answer], answer: httpx2.Response) -> Answer:

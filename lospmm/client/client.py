@@ -11,15 +11,12 @@ import json
 import math
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import wraps
 from os import PathLike
 from pathlib import Path
 from typing import Any, TypeVar
-
-import numpy as np
-from numpy.typing import NDArray
 
 from lospmm.artifact import artifact
 from lospmm.artifact.artifact import BIAS_FILE, CUBIN_FILE, MATRIX_FILE, SOURCE_FILES, SPACE_FILE, TUNING_FILE
@@ -28,7 +25,7 @@ from lospmm.client.answers import Job, JobsPage, NamedKernel, error_of, parsed
 from lospmm.client.connection import Connection, Gone
 from lospmm.client.progress import Hear, LayerProgress, ignore, layer_stages, stages
 from lospmm.client.queries import options_query, row_of, row_query
-from lospmm.client.uploads import Biases, ModelWeights, Upload, read_uploads, table_of, upload_of, with_bias
+from lospmm.client.uploads import Biases, ModelWeights, Numbers, Upload, read_uploads, table_of, upload_of
 from lospmm.errors import BadRequest, LospmmError, ServiceFault
 from lospmm.kernel import Kernel, whole_number
 from lospmm.matrix.readers import MatrixFile
@@ -109,7 +106,7 @@ class Client:
         *,
         device: str = "auto",
         convolution: Convolution | None = None,
-        bias: Sequence[float] | NDArray[np.floating] | None = None,
+        bias: Numbers | None = None,
         relu: bool = False,
         residual: bool = False,
         tensor: str | None = None,
@@ -131,9 +128,7 @@ class Client:
         query = options_query(device, seed, options) | row_query(row)
         file = row.file(MatrixFile(*matrix_and_values(flattened(weights, convolution), tensor, seed), "weights"))
         of_file = Path(weights).stem if isinstance(weights, str | PathLike) else "weights"
-        upload = upload_of(tensor or of_file, file.matrix, file.values)
-        if bias is not None:
-            upload = with_bias(upload, bias)
+        upload = upload_of(tensor or of_file, file.matrix, file.values, bias)
         return self._tuned(upload, query, stages(progress), _deadline(timeout_seconds))
 
     def each_layer(
@@ -170,22 +165,18 @@ class Client:
         """
         query = options_query(device, seed, {"cache": "network", **options})
         if layers is None:
-            row = row_of(n, convolution, bias=biases is True, relu=relu, residual=residual)
-            table, of_all = LayerTable({ANY: row}), row_query(row)
+            layers = LayerTable({ANY: row_of(n, convolution, bias=biases is True, relu=relu, residual=residual)})
         elif n is not None or convolution is not None or biases or relu or residual:
             raise BadRequest("layers gives n, convolution, bias, relu and residual of each layer: leave these out")
-        else:
-            table, of_all = layers, {}
-        if min_sparsity is not None:
-            table, of_all = replace(table, min_sparsity=min_sparsity), of_all | {"min_sparsity": min_sparsity}
+        table = layers if min_sparsity is None else replace(layers, min_sparsity=min_sparsity)
         posted = read_uploads(model, seed, biases, table)
         uploads = [found for found in posted.layers.values() if isinstance(found, Upload)]
-        params = {**query, **of_all, "wait": 0, "name": (name or posted.name)[:NAME_CHARACTERS]}
+        params = {**query, "wait": 0, "name": (name or posted.name)[:NAME_CHARACTERS]}
         ended: dict[str, LayerResult] = {}
         if uploads:
             kernels = [kernel for upload in uploads for kernel in table.kernels_of(upload.layer)]
             deadline = _deadline(timeout_seconds)
-            ended = self._again(lambda: self._run_model(uploads, layers, kernels, params, progress, deadline))
+            ended = self._again(lambda: self._run_model(uploads, table, kernels, params, progress, deadline))
         for layer, found in posted.layers.items():
             for kernel in table.kernels_of(layer):
                 if isinstance(found, Upload):
@@ -257,7 +248,6 @@ class Client:
 
     def _follow(self, job_id: str, hear: Hear, deadline: float) -> Job:
         """Wait for a job to end; call ``hear`` with it every POLL_SECONDS."""
-        self._told(job_id)
         while True:
             waits = max(0.0, min(POLL_SECONDS, deadline - time.monotonic()))
             job = self._job(job_id, waits, deadline + LAST_SECONDS)
@@ -274,7 +264,7 @@ class Client:
     def _run_model(
         self,
         uploads: list[Upload],
-        table: LayerTable | None,
+        table: LayerTable,
         kernels: list[LayerKernel],
         params: Mapping[str, Any],
         progress: LayerProgress | None,
@@ -283,8 +273,7 @@ class Client:
         """Return the results by the kernels' folders once all have ended, without the kernels."""
         files = [("matrix", upload.file) for upload in uploads]
         files += [("bias", upload.bias) for upload in uploads if upload.bias is not None]
-        if table is not None:
-            files.append(("layers", table_of(uploads, table)))
+        files.append(("layers", table_of(uploads, table)))
         job = parsed(Job, self._connection.ask("POST", "/v1/models", params=params, files=files, deadline=deadline))
         if not job.is_ended:
             job = self._follow(job.id, layer_stages(progress, [kernel.name for kernel in kernels]), deadline)
@@ -314,15 +303,9 @@ class Client:
 
         return self._again(attempt)
 
-    def _told(self, identity: str) -> str:
-        """Check an id or a digest that the service has answered with. Raises ServiceFault."""
-        if not _IDENTITY.fullmatch(identity):
-            raise ServiceFault(f"{self._connection.url}: answered with {identity[:80]!r}, which names no job or kernel")
-        return identity
-
     def _fetched(self, digest: str, upload: Upload, deadline: float = math.inf) -> Kernel:
         """Fetch a kernel, which must be of the matrix that was posted."""
-        kernel = self._kernel(self._told(digest), deadline)
+        kernel = self._kernel(digest, deadline)
         if kernel.artifact.manifest["fingerprint"] != upload.fingerprint:
             raise ServiceFault(f"{self._connection.url}: kernel {digest} is of another matrix than was posted")
         return kernel

@@ -7,7 +7,7 @@ from lospmm.kernel import whole_number
 from lospmm.model.layer_table import LayerSpec
 from lospmm.problem.convolution import Convolution, written
 from lospmm.problem.problem import columns_of
-from lospmm.tuning.options import SERVED_OPTIONS, Options, check_served, options_of
+from lospmm.tuning.options import SERVED_OPTIONS, check_served, options_of
 
 
 def options_query(device: str, seed: int, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -18,9 +18,6 @@ def options_query(device: str, seed: int, options: Mapping[str, Any]) -> dict[st
     check_served(options)
     chosen = options_of(options)
     served = {name: getattr(chosen, name) for name in SERVED_OPTIONS}
-    for later in ("trials", "memory", "values"):  # which older services lack
-        if served[later] == getattr(Options(), later):
-            del served[later]
     return {"device": str(device), "seed": whole_number("seed", seed), **served}
 
 

@@ -2,18 +2,17 @@
 
 import io
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lospmm.errors import BadMatrix, BadRequest
 from lospmm.matrix.csr import SparseMatrix
-from lospmm.matrix.layers import LayerSource, check_names, folder_of, open_model
+from lospmm.matrix.layers import Found, LayerSource, check_names, folder_of, open_model
 from lospmm.matrix.npz import write_npz
 from lospmm.matrix.readers import MatrixFile, Values
 from lospmm.model.layer_table import LayerTable, none_asked
@@ -24,10 +23,13 @@ from lospmm.problem.weights import Weights, flattened, matrix_and_values
 #: weights by their names.
 ModelWeights: TypeAlias = str | os.PathLike[str] | LayerSource | Mapping[str, Weights]
 
-#: Biases of layers by name; True: those that lie beside the weights of a model's file.
-Biases: TypeAlias = bool | Mapping[str, Sequence[float] | NDArray[np.floating]]
+#: A bias, (m,).
+Numbers: TypeAlias = Sequence[float] | NDArray[np.floating]
 
-Made = TypeVar("Made")
+#: Biases of layers by name; True: those that lie beside the weights of a model's file.
+Biases: TypeAlias = bool | Mapping[str, Numbers]
+
+BINARY = "application/octet-stream"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,29 +48,19 @@ class Uploads:
 
     name: str
     layers: Mapping[str, Upload | BadRequest]
-    skipped: Mapping[str, str] = field(default_factory=dict)  # layers that are not posted, with the reasons
+    skipped: Mapping[str, str]  # layers that are not posted, with the reasons
 
 
-def upload_of(layer: str, matrix: SparseMatrix, values: Values) -> Upload:
-    """Return the upload of a matrix.
+def upload_of(layer: str, matrix: SparseMatrix, values: Values, bias: Numbers | None = None) -> Upload:
+    """Return the upload of a matrix, and of a bias as a ``.npy``.
 
-    A pattern is posted as a pattern: the service draws the values, and its manifest says so.
+    A pattern is posted as a pattern: the service draws the values, and its manifest says so. Raises BadRequest for a
+    bias that is no row of finite numbers.
     """
     suffix, content = ("smtx", _write_smtx(matrix)) if values == "drawn" else ("npz", write_npz(matrix))
-    # The service takes the layer's name from that of the file.
-    return Upload(layer, (f"{folder_of(layer)}.{suffix}", content, "application/octet-stream"), matrix.fingerprint)
-
-
-def with_bias(upload: Upload, bias: Sequence[float] | NDArray[np.floating]) -> Upload:
-    """Add a bias to an upload, as a ``.npy``.
-
-    Raises BadRequest for anything but a row of finite numbers.
-    """
-    file = io.BytesIO()
-    np.save(file, np.array(epilogue_of(bias, relu=False, residual=False).bias, np.float32))
-    # The service takes the layer from the name of the file.
-    name = f"{folder_of(upload.layer)}.npy"
-    return replace(upload, bias=(name, file.getvalue(), "application/octet-stream"))
+    name = folder_of(layer)  # from which the service takes the layer's
+    added = None if bias is None else (f"{name}.npy", _write_npy(bias), BINARY)
+    return Upload(layer, (f"{name}.{suffix}", content, BINARY), matrix.fingerprint, added)
 
 
 def table_of(uploads: Sequence[Upload], table: LayerTable) -> tuple[str, bytes, str]:
@@ -88,73 +80,64 @@ def read_uploads(model: ModelWeights, seed: int, biases: Biases, table: LayerTab
     Raises BadMatrix where no layer can be read at all, BadRequest for wrong names and if all layers are skipped.
     """
     named = biases if isinstance(biases, Mapping) else {}
-    uploads = _read(model, seed, table)
-    if others := named.keys() - uploads.layers.keys():
-        raise BadRequest(f"biases: the model has no layer {min(map(str, others))!r:.80}")
-    layers = dict(uploads.layers)
-    for name, bias in named.items():
-        found = layers[name]
-        layers[name] = found if isinstance(found, BadRequest) else _or_error(partial(with_bias, found, bias))
-    if not layers:
-        raise none_asked(*next(iter(uploads.skipped.items())))
-    return replace(uploads, layers=layers)
-
-
-def _read(model: ModelWeights, seed: int, table: LayerTable) -> Uploads:
-    has_own = any(row.bias for row in table.rows.values())
-    if isinstance(model, Mapping):
-        if not model:
-            raise BadRequest("the model has no layers")
-        if wrong := [name for name in model if not isinstance(name, str)]:
-            raise BadRequest(f"{wrong[0]!r:.80} is not the name of a layer: give texts")
-        check_names(list(model))
-        table.check_used(list(model))
-        if has_own:
+    opened = _opened(model, seed, table)
+    if any(row.bias for row in table.rows.values()):
+        if isinstance(model, Mapping):
             raise BadRequest("biases: True takes those of a model's file; of weights by name, give biases by name too")
-        skipped = table.skipped(list(model))
-        named = {name: weights for name, weights in model.items() if name not in skipped}
-        made = {name: _or_error(partial(_upload, name, own, table)) for name, own in named.items()}
-        return _parted("model", made, skipped)
-    opened = model if isinstance(model, LayerSource) else open_model(Path(model), seed=seed)
-    if has_own:
         opened.check_biases()
     table.check_used([*opened.names, *opened.others])
     skipped = table.skipped(opened.names, opened.axes)
-    layers = {
-        name: _or_error(partial(_of_file, name, found, table))
-        for name, found in opened.read([name for name in opened.names if name not in skipped])
-    }
-    return _parted(opened.name, layers, {**skipped, **opened.others})
+    read = opened.read([name for name in opened.names if name not in skipped])
+    found = {name: _upload_of(name, file, table, named.get(name)) for name, file in read}
+    layers = {name: one for name, one in found.items() if not isinstance(one, str)}
+    reasons = {name: one for name, one in found.items() if isinstance(one, str)} | skipped | dict(opened.others)
+    if others := named.keys() - layers.keys():
+        raise BadRequest(f"biases: the model has no layer {min(map(str, others))!r:.80}")
+    if not layers:
+        raise none_asked(*next(iter(reasons.items())))
+    return Uploads(opened.name, layers, reasons)
 
 
-def _parted(model: str, layers: Mapping[str, Upload | BadRequest | str], skipped: Mapping[str, str]) -> Uploads:
-    """Return the uploads of a model, a part of whose ``layers`` may be reasons to skip them."""
-    own = {name: one for name, one in layers.items() if not isinstance(one, str)}
-    return Uploads(model, own, {name: one for name, one in layers.items() if isinstance(one, str)} | {**skipped})
+def _opened(model: ModelWeights, seed: int, table: LayerTable) -> LayerSource:
+    """Open a model, or weights by name, of which those of a convolution may have its axes."""
+    if isinstance(model, LayerSource):
+        return model
+    if not isinstance(model, Mapping):
+        return open_model(Path(model), seed=seed)
+    if not model:
+        raise BadRequest("the model has no layers")
+    if wrong := [name for name in model if not isinstance(name, str)]:
+        raise BadRequest(f"{wrong[0]!r:.80} is not the name of a layer: give texts")
+    check_names(list(model))
+
+    def read(wanted: Collection[str]) -> Iterator[tuple[str, Found]]:
+        for name in wanted:
+            row = table.row_of(name)
+            try:
+                yield name, MatrixFile(*matrix_and_values(flattened(model[name], row.convolution, row.groups)), name)
+            except BadMatrix as error:
+                yield name, error
+
+    return LayerSource("model", tuple(model), read)
 
 
-def _or_error(make: Callable[[], Made]) -> Made | BadRequest:
+def _upload_of(name: str, file: Found, table: LayerTable, bias: Numbers | None) -> Upload | BadRequest | str:
+    """Return the upload of a layer with this bias or that of its file, what is wrong with it, or why it is skipped."""
+    if (reason := table.why_unpruned(name, file)) is not None:
+        return reason
+    if isinstance(file, BadMatrix):
+        return file
     try:
-        return make()
+        own = table.row_of(name).file(file)
+        return upload_of(name, own.matrix, own.values, table.bias_of(name, file) if bias is None else bias)
     except BadRequest as error:
         return error
 
 
-def _of_file(name: str, file: MatrixFile | BadMatrix, table: LayerTable) -> Upload | str:
-    """Return the upload of a layer, or why it is skipped. Raises BadRequest."""
-    if (reason := table.why_unpruned(name, file)) is not None:
-        return reason
-    if isinstance(file, BadMatrix):
-        raise file
-    own = table.row_of(name).file(file)
-    upload = upload_of(name, own.matrix, own.values)
-    return upload if (bias := table.bias_of(name, file)) is None else with_bias(upload, bias)
-
-
-def _upload(name: str, weights: Weights, table: LayerTable) -> Upload | str:
-    row = table.row_of(name)
-    file = MatrixFile(*matrix_and_values(flattened(weights, row.convolution, row.groups)), name)
-    return _of_file(name, file, table)
+def _write_npy(bias: Numbers) -> bytes:
+    file = io.BytesIO()
+    np.save(file, np.array(epilogue_of(bias, relu=False, residual=False).bias, np.float32))
+    return file.getvalue()
 
 
 def _write_smtx(matrix: SparseMatrix) -> bytes:
