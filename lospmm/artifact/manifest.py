@@ -1,7 +1,7 @@
 """manifest.json: a kernel, its launch, and how it was found. docs/manifest.md describes its fields."""
 
 import json
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any, Literal
 
@@ -218,7 +218,7 @@ def _adapter() -> "TypeAdapter[Manifest]":
 
 
 def parse(content: bytes, where: str) -> dict[str, Any]:
-    """Return the fields of a manifest.json, all checked; unknown ones of later versions are allowed."""
+    """Return the fields of a manifest.json, all checked: those that earlier versions lack too, none of later ones."""
     try:
         manifest = json.loads(content)
         schema = manifest["schema"]
@@ -229,13 +229,13 @@ def parse(content: bytes, where: str) -> dict[str, Any]:
         do = "read it with a later version of lospmm" if is_later else "tune it again"
         raise BadRequest(f"{where}: manifest schema {str(schema)[:20]}; this version reads {SCHEMA}; {do}")
     try:
-        _adapter().validate_json(content, strict=True)
-        check_sums(dtype_named(manifest["dtype"]).name, manifest.get("sums", "float32"))
-        if (manifest["tile"] is None) == (manifest.get("plan") is None):
+        found = _adapter().validate_json(content, strict=True)
+        check_sums(dtype_named(found.dtype).name, found.sums)
+        if (found.tile is None) == (found.plan is None):
             raise BadRequest("tile, plan: one of them is null")
-        if manifest["tile"] is not None and not manifest["tile"]["count"] + manifest["tile"]["zero_blocks"]:
+        if found.tile is not None and not found.tile.count + found.tile.zero_blocks:
             raise BadRequest("tile: it has no blocks")
-        if (manifest.get("family") == "dense") != (manifest.get("dense") is not None):
+        if (found.family == "dense") != (found.dense is not None):
             raise BadRequest("dense: only the family dense has it")
     except ValidationError as error:
         first = error.errors()[0]
@@ -243,21 +243,8 @@ def parse(content: bytes, where: str) -> dict[str, Any]:
         raise BadRequest(f"{where}: {MANIFEST_FILE} is damaged: {field}: {first['msg']}") from None
     except BadRequest as error:
         raise BadRequest(f"{where}: {MANIFEST_FILE} is damaged: {error}") from None
-    assert isinstance(manifest, dict)
-    manifest.setdefault("cubin_family", manifest.get("family", "unrolled"))
-    _complete(manifest, Manifest)
-    _complete(manifest["launch"], Launch)
-    _complete(manifest["search"], SearchSummary)
-    if manifest["tile"] is not None:
-        _complete(manifest["tile"], Tile)
-    if (measured := manifest["measured"]) is not None:
-        measured.setdefault("cache", "cold" if measured["cold"] else "warm")
-        _complete(measured, Measured)
-    return manifest
-
-
-def _complete(found: dict[str, Any], kind: Any) -> None:
-    """Add the fields of ``kind`` that manifests of earlier versions lack, with their defaults."""
-    for field in fields(kind):
-        if field.name not in found and field.default is not MISSING:
-            found[field.name] = json.loads(json.dumps(field.default, default=asdict))
+    fields: dict[str, Any] = _adapter().dump_python(found, mode="json")
+    fields["cubin_family"] = manifest.get("cubin_family", found.family)
+    if found.measured is not None and "cache" not in manifest["measured"]:
+        fields["measured"]["cache"] = "cold" if found.measured.cold else "warm"
+    return fields
