@@ -7,9 +7,8 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
 
 from lospmm.artifact import artifact
 from lospmm.errors import BadMatrix, LospmmError
@@ -25,8 +24,6 @@ from lospmm.tuning import jobs
 from lospmm.tuning.one_copy import joined
 from lospmm.tuning.request import Request
 from lospmm.tuning.session import AHEAD, Session
-
-Done = TypeVar("Done")
 
 #: A kernel of a layer, and the layer's matrix, or why the layer is skipped.
 Wanted = tuple[LayerKernel, Found | str]
@@ -94,13 +91,12 @@ def _wanted(batch: Batch) -> Iterator[Wanted]:
 
 @dataclass(frozen=True, slots=True)
 class _Here:
-    """State of tuning on this machine; ``failures`` are those of equal layers, by digest."""
+    """State of tuning on this machine."""
 
     folder: ModelFolder
     request_of: Callable[[LayerKernel, MatrixFile], Request]
     store: Store
     session: Session
-    failures: dict[str, LospmmError] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,27 +142,14 @@ def _tune(asked: _Asked, here: _Here, progress: Progress) -> Callable[[], None]:
         if (held := folder.held(kernel, digest)) is not None:
             return partial(folder.succeed, kernel, digest, held)
         artifact.check_target(folder.path(kernel))
-        if (failure := here.failures.get(digest)) is not None:
-            raise failure
-        finish = _remembered(
-            here, digest, lambda: jobs.chosen(request, store=here.store, progress=progress, session=here.session)
-        )
+        finish = jobs.chosen(request, store=here.store, progress=progress, session=here.session)
     except LospmmError as error:
         return partial(folder.fail, kernel, digest, error)
 
     def ending() -> None:
         try:
-            folder.keep(kernel, digest, _remembered(here, digest, finish))
+            folder.keep(kernel, digest, finish())
         except LospmmError as error:
             folder.fail(kernel, digest, error)
 
     return ending
-
-
-def _remembered(here: _Here, digest: str, work: Callable[[], Done]) -> Done:
-    """Do ``work`` and remember its failure, which equal layers share."""
-    try:
-        return work()
-    except LospmmError as error:
-        here.failures[digest] = error
-        raise
