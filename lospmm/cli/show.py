@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from lospmm.artifact.describe import columns_of_tile, family_in_words, other_families
+from lospmm.artifact.describe import facts_of
 from lospmm.cli.output import print_json, print_pairs, print_table
 from lospmm.errors import printable
 from lospmm.families.candidate import UNROLLED
@@ -35,22 +35,11 @@ def show_manifest(manifest: Mapping[str, Any], directory: Path, *, as_json: bool
     if as_json:
         print_json(manifest)
         return
-    search, launch, verified = (manifest[name] for name in ("search", "launch", "verified"))
+    verified = manifest["verified"]
     pairs = {
         "folder": f"{directory}",
         "kernel": manifest["name"],
-        "matrix": f"{manifest['m']} x {manifest['k']}, {manifest['nnz']:,} nonzeros ({_zeros(manifest):.1%} zeros), "
-        f"values {manifest['values']}",
-        "B": f"{manifest['k']} x {manifest['n']}, {manifest['dtype']}, {_layout(manifest['convolution'])}",
-        **_added(manifest["epilogue"]),
-        "device": f"{manifest['device']} ({manifest['arch']}), {manifest['toolchain']}",
-        "emitter": manifest["emitter"],
-        **_kind(manifest),
-        "launch": f"grid {' x '.join(map(str, launch['grid']))}, {launch['block']} threads"
-        + (f", {launch['shared_bytes']:,} bytes of shared memory" if launch["shared_bytes"] else ""),
-        "registers": f"{manifest['registers']} a thread, {manifest['spill_bytes']} bytes spilled",
-        "code": f"{manifest['code_bytes']:,} bytes",
-        **_search(search),
+        **facts_of(manifest),
         "chosen by": _chosen(manifest),
         "verified": "no"
         if verified is None
@@ -58,55 +47,6 @@ def show_manifest(manifest: Mapping[str, Any], directory: Path, *, as_json: bool
         "seconds": _stages(manifest["seconds"]),
     }
     print_pairs(pairs)
-
-
-def _zeros(manifest: Mapping[str, Any]) -> float:
-    cells = int(manifest["m"]) * int(manifest["k"])
-    return 1.0 - min(int(manifest["nnz"]), cells) / cells
-
-
-def _kind(manifest: Mapping[str, Any]) -> dict[str, str]:
-    """Return the rows of the family, and of its tiles or its plan."""
-    family, tile, plan = family_in_words(manifest), manifest["tile"], manifest["plan"]
-    if plan is not None:
-        axes = ", ".join(f"{name} {value}" for name, value in plan["axes"].items())
-        return {"family": f"{family}, {plan['data_bytes']:,} bytes of A", "plan": axes}
-    return {
-        "family": family,
-        "tile": f"{tile['rows']} rows x {columns_of_tile(tile)}, {tile['prefetch']} loads ahead, "
-        f"{_group(tile['column_group'])}{_parts(tile['split_k'])}{_walks(tile['walks'])}",
-        "tiles": f"{tile['count']:,} with nonzeros, {tile['zero_blocks']:,} of empty rows; "
-        f"{tile['nnc_sum']:,} loads a column, {tile['nnc_max']:,} at most",
-    }
-
-
-def _search(search: Mapping[str, Any]) -> dict[str, str]:
-    rows = {}
-    if search["space"]:
-        rows["search"] = (
-            f"{search['space']:,} tile sizes, {search['after_registers']:,} after registers, "
-            f"{search['after_utilization']:,} after utilization, {search['after_balance']:,} after balance"
-        )
-    if others := other_families(search["families"]):
-        rows["families"] = others
-    if (like := search.get("like")) is not None:
-        rows["plan"] = f"that of an alike layer, {like[:16]}; a tuning with --each searches its own"
-    if (gain := search.get("expected_gain")) is not None:
-        rows["a longer search"] = f"is expected to save {gain:.1%}"
-    return rows
-
-
-def _parts(split_k: int) -> str:
-    return f", {split_k} blocks to a tile" if split_k > 1 else ""
-
-
-def _walks(walks: int) -> str:
-    return f", walked {walks} times" if walks > 1 else ""
-
-
-def _group(column_group: int) -> str:
-    count = "all" if column_group == 0 else f"{column_group:,}"
-    return f"{count} column {'block' if column_group == 1 else 'blocks'} of a tile together"
 
 
 def show_space(problem: Problem, emitter: str, found: Space, *, as_json: bool) -> None:
@@ -124,20 +64,6 @@ def show_space(problem: Problem, emitter: str, found: Space, *, as_json: bool) -
         print()
         survivors = _rows_by_columns([candidate.tile for candidate in found.survivors])
         print_table(("columns", "rows of the tile sizes that are left"), survivors, numbers=("columns",))
-
-
-def _layout(window: Mapping[str, Any] | None) -> str:
-    if window is None:
-        return "row-major"
-    sizes = " x ".join(str(window[name]) for name in ("batch", "channels", "height", "width"))
-    return f"windows of {window['kernel_height']} x {window['kernel_width']} of an input of {sizes}"
-
-
-def _added(epilogue: Mapping[str, bool]) -> dict[str, str]:
-    """Return a row where C is more than A x B."""
-    named = {"bias": "bias", "residual": "residual", "relu": "then ReLU"}
-    parts = [words for name, words in named.items() if epilogue[name]]
-    return {"added": ", ".join(parts)} if parts else {}
 
 
 def show_comparison(found: Comparison, manifest: Mapping[str, Any], *, as_json: bool) -> None:

@@ -7,25 +7,12 @@ from typing import Any
 
 from lospmm.artifact import tile_map
 from lospmm.artifact.artifact import SOURCE_FILES, SPACE_FILE, TUNING_FILE, Artifact
-from lospmm.artifact.describe import columns_of_tile, family_in_words, other_families
+from lospmm.artifact.describe import facts_of
 from lospmm.errors import BadRequest
+from lospmm.gpu.libraries import BASELINES
 from lospmm.stages import STAGES
 from lospmm_server.observations import candidate_lines
 from lospmm_server.space_drawing import Drawing, draw
-
-#: Times of the libraries, by the field of ``measured``.
-BASELINES: Mapping[str, str] = {
-    "cusparse_micros": "cuSPARSE",
-    "cublas_fp32_micros": "cuBLAS, dense, fp32",
-    "cublas_tf32_micros": "cuBLAS, dense, TF32",
-    "cublas_fp16_micros": "cuBLAS, dense, fp16",
-    "cublas_bf16_micros": "cuBLAS, dense, bf16",
-    "cublas_int8_micros": "cuBLASLt, dense, B in int8",
-    "cublas_fp8_micros": "cuBLASLt, dense, B in fp8",
-    "cusparselt_fp16_micros": "cuSPARSELt, 2:4, fp16",
-    "cusparselt_bf16_micros": "cuSPARSELt, 2:4, bf16",
-    "sputnik_micros": "Sputnik",
-}
 
 #: Columns of a candidate, by their heads.
 _CANDIDATE = {
@@ -136,33 +123,8 @@ def _rows(kernel: KernelView) -> dict[str, str]:
 
 def _facts(manifest: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     search = manifest["search"]
-    m, k, nnz = manifest["m"], manifest["k"], manifest["nnz"]
-    density = f" ({nnz / (m * k):.1%} of the elements)" if m * k else ""
-    return (
-        ("Matrix A", f"{m:,} x {k:,}, {nnz:,} nonzeros{density}, values {manifest['values']}"),
-        ("Matrix B", f"{k:,} x {manifest['n']:,}, {manifest['dtype']}, row-major"),
-        ("Device", f"{manifest['device']} ({manifest['arch']})"),
-        ("Emitter", f"{manifest['emitter']}"),
-        ("Toolchain", f"{manifest['toolchain']}"),
-        *_kind(manifest),
-        ("Launch", f"grid {' x '.join(map(str, manifest['launch']['grid']))}, {manifest['launch']['block']} threads"),
-        ("Registers", f"{manifest['registers']} a thread, {manifest['spill_bytes']:,} bytes spilled"),
-        ("Machine code", f"{manifest['code_bytes']:,} bytes"),
-        ("Chosen by", f"{search['chosen_by']}; the estimate is {search['estimated_micros']:.1f} µs"),
-        *((("Other families", others),) if (others := other_families(search["families"])) else ()),
-    )
-
-
-def _kind(manifest: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """Return the family, and the tile size or the plan."""
-    family, tile, plan = family_in_words(manifest), manifest["tile"], manifest["plan"]
-    if plan is not None:
-        axes = ", ".join(f"{name} {value}" for name, value in plan["axes"].items())
-        return ("Family", family), ("Plan", f"{axes}; {plan['data_bytes']:,} bytes of A")
-    return (
-        ("Family", family),
-        ("Tile size", f"{tile['rows']} rows x {columns_of_tile(tile)}, {tile['prefetch']} loads ahead"),
-    )
+    chosen = f"{search['chosen_by']}; the estimate is {search['estimated_micros']:.1f} µs"
+    return tuple((name.capitalize(), text) for name, text in {**facts_of(manifest), "chosen by": chosen}.items())
 
 
 def _drawing(artifact: Artifact) -> tuple[Drawing | None, str]:
@@ -250,7 +212,8 @@ def _measured(measured: Mapping[str, Any] | None) -> tuple[Bar, ...]:
     if measured is None:
         return ()
     times = {"this kernel": measured["micros"]}
-    times |= {title: measured[field] for field, title in BASELINES.items() if measured[field] is not None}
+    known = {one.title: measured[f"{name}_micros"] for name, one in BASELINES.items()}
+    times |= {title: micros for title, micros in known.items() if micros is not None}
     longest = max(times.values())
     return tuple(
         Bar(name, f"{micros:.2f} µs", _share(micros, longest), _against(micros, measured["micros"], name))

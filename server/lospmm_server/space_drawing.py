@@ -1,7 +1,7 @@
 """The tiling space as in Figure 3: geometry for an inline SVG, and the same in words.
 
-N1 goes to the right and M1 upwards, as in ``lospmm.cli.plot``. A path holds all tile sizes that one constraint
-removed, run by run, so that 8,192 tile sizes are some kilobytes.
+N1 goes to the right and M1 upwards. A path holds all tile sizes that one constraint removed, run by run, so that 8,192
+tile sizes are some kilobytes.
 """
 
 import itertools
@@ -141,7 +141,7 @@ def _grid(found: TileMap) -> str:
 
 
 def _ticks(places: Sequence[float], values: Sequence[int]) -> tuple[Tick, ...]:
-    """Return ticks at the last of each so many cells, as in ``lospmm.cli.plot``."""
+    """Return ticks at the last of each so many cells."""
     every = -(-len(values) // TICKS)
     return tuple(Tick(places[at], str(values[at])) for at in range(every - 1, len(values), every))
 
