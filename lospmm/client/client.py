@@ -23,7 +23,7 @@ from lospmm.artifact.artifact import BIAS_FILE, CUBIN_FILE, MATRIX_FILE, SOURCE_
 from lospmm.artifact.manifest import MANIFEST_FILE
 from lospmm.client.answers import Job, JobsPage, NamedKernel, error_of, parsed
 from lospmm.client.connection import Connection, Gone
-from lospmm.client.progress import Hear, LayerProgress, ignore, layer_stages, stages
+from lospmm.client.progress import Hear, LayerProgress, layer_stages, stages
 from lospmm.client.queries import options_query, row_of, row_query
 from lospmm.client.uploads import Biases, ModelWeights, Numbers, Upload, read_uploads, table_of, upload_of
 from lospmm.errors import BadRequest, LospmmError, ServiceFault
@@ -47,6 +47,15 @@ LAST_SECONDS = 2.0
 
 #: The most times that a job or kernel is posted again after the service forgot it.
 POSTS = 3
+
+#: The parts of a kernel that have a URL, beside its source, and their files; not every kernel has all of them.
+PARTS = {
+    "cubin": CUBIN_FILE,
+    "tuning": TUNING_FILE,
+    "matrix": MATRIX_FILE,
+    "space": SPACE_FILE,
+    "bias": BIAS_FILE,
+}
 
 #: The most characters of a model's name that the service takes.
 NAME_CHARACTERS = 200
@@ -180,7 +189,7 @@ class Client:
         for layer, found in posted.layers.items():
             for kernel in table.kernels_of(layer):
                 if isinstance(found, Upload):
-                    yield self._with_kernel(ended[kernel.folder], kernel, found, query, has)
+                    yield self._with_kernel(ended[kernel.folder], kernel, found, has)
                 else:
                     yield LayerResult(layer, error=found, n=kernel.row.columns)
         for layer, reason in posted.skipped.items():
@@ -199,15 +208,23 @@ class Client:
         return self._kernel(_identity(digest), math.inf)
 
     def _kernel(self, digest: str, deadline: float) -> Kernel:
+        where = f"{self._connection.url}: kernel {digest}"
         path = f"/v1/kernels/{digest}"
-        while True:
-            manifest = self._connection.ask("GET", path, deadline=deadline)
-            files = self._files(digest, parsed(dict[str, Any], manifest), deadline)
-            unchanged = {"If-None-Match": manifest.headers.get("etag", "")}
-            # One that was damaged there is tuned again: its files must not be those of two tunings.
-            again = self._connection.ask("GET", path, headers=unchanged, deadline=deadline)
-            if again.status_code == 304 or again.content == manifest.content:
-                return self._whole(digest, files)
+        described = parsed(dict[str, Any], self._connection.ask("GET", path, deadline=deadline))
+        links, source = described.pop("links", None), SOURCE_FILES.get(str(described.get("emitter")))
+        if not isinstance(links, dict) or source is None:
+            raise ServiceFault(f"{where}: the answer is not the manifest of a kernel")
+        del described["digest"]
+        files = {
+            name: self._connection.ask("GET", f"{path}/{part}", deadline=deadline).content
+            for part, name in {**PARTS, "source": source}.items()
+            if links.get(part) is not None
+        }
+        files[MANIFEST_FILE] = f"{json.dumps(described, indent=2)}\n".encode()
+        try:
+            return Kernel(artifact.from_files(files, where))
+        except BadRequest as error:  # not the caller's fault
+            raise ServiceFault(str(error)) from None
 
     def jobs(self, state: str | None = None) -> Iterator[Job]:
         """Yield the jobs of the service, the last queued first; models without their layers."""
@@ -236,15 +253,14 @@ class Client:
         return parsed(Job, self._connection.ask("DELETE", f"/v1/jobs/{_identity(job_id)}"))
 
     def _again(self, attempt: Callable[[], Result]) -> Result:
-        for _ in range(POSTS - 1):
+        lost = ""
+        for _ in range(POSTS):
             try:
                 return attempt()
-            except Gone:  # another database or cache than before; posting again is the same job
+            except Gone as error:  # another database or cache than before; posting again is the same job
+                lost = str(error)
                 time.sleep(PAUSE_SECONDS)
-        try:
-            return attempt()
-        except Gone as error:
-            raise ServiceFault(str(error)) from None
+        raise ServiceFault(lost)
 
     def _follow(self, job_id: str, hear: Hear, deadline: float) -> Job:
         """Wait for a job to end; call ``hear`` with it every POLL_SECONDS."""
@@ -311,48 +327,15 @@ class Client:
         return kernel
 
     def _with_kernel(
-        self,
-        result: LayerResult,
-        kernel: LayerKernel,
-        upload: Upload,
-        query: Mapping[str, Any],
-        has: Callable[[LayerKernel, str], bool] | None,
+        self, result: LayerResult, kernel: LayerKernel, upload: Upload, has: Callable[[LayerKernel, str], bool] | None
     ) -> LayerResult:
         """Fetch the kernel of a result, if there is one that the caller does not have."""
         if result.error is not None or result.digest is None or (has is not None and has(kernel, result.digest)):
             return result
         try:
-            try:
-                return replace(result, kernel=self._fetched(result.digest, upload))
-            except Gone:  # removed or damaged there, a moment ago
-                query = {**query, **row_query(kernel.row)}
-                return replace(result, kernel=self._tuned(upload, query, ignore, math.inf))
+            return replace(result, kernel=self._fetched(result.digest, upload))
         except LospmmError as error:
             return replace(result, error=error)
-
-    def _files(self, digest: str, described: Mapping[str, Any], deadline: float) -> dict[str, bytes]:
-        """Fetch the files of an artifact, as the service's store has them."""
-        manifest = {name: value for name, value in described.items() if name not in ("digest", "links")}
-        links = described.get("links")
-        source = SOURCE_FILES.get(str(manifest.get("emitter")))
-        if not isinstance(links, dict) or source is None:
-            raise ServiceFault(f"{self._connection.url}: kernel {digest}: the answer is not the manifest of a kernel")
-        parts = {CUBIN_FILE: "cubin", source: "source", TUNING_FILE: "tuning"}
-        # Which an earlier version did not keep, and a kernel without a bias does not have.
-        later = {MATRIX_FILE: "matrix", SPACE_FILE: "space", BIAS_FILE: "bias"}
-        parts |= {name: part for name, part in later.items() if links.get(part) is not None}
-        files = {
-            name: self._connection.ask("GET", f"/v1/kernels/{digest}/{part}", deadline=deadline).content
-            for name, part in parts.items()
-        }
-        return {**files, MANIFEST_FILE: f"{json.dumps(manifest, indent=2)}\n".encode()}
-
-    def _whole(self, digest: str, files: Mapping[str, bytes]) -> Kernel:
-        where = f"{self._connection.url}: kernel {digest}"
-        try:
-            return Kernel(artifact.from_files(files, where))
-        except BadRequest as error:  # not the caller's fault
-            raise ServiceFault(str(error)) from None
 
 
 def _identity(text: str) -> str:

@@ -195,8 +195,9 @@ def test_weights_that_are_not_pruned_are_skipped(client: Client) -> None:
         client.tune_model(layers, 64, device="h200", min_sparsity=0.9)
 
 
-def test_a_layers_kernel_that_is_gone_is_tuned_alone(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Alone it has no limit of zeros."""
+def test_a_layers_kernel_that_is_gone_is_the_error_of_its_layer(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fetched, lost = Client._fetched, ["a"]
 
     def once(self: Client, digest: str, *others: Any) -> lospmm.Kernel:
@@ -205,8 +206,9 @@ def test_a_layers_kernel_that_is_gone_is_tuned_alone(client: Client, monkeypatch
         return fetched(self, digest, *others)
 
     monkeypatch.setattr(Client, "_fetched", once)
-    (layer,) = client.tune_model({"fc": weights(1)}, 64, device="h200", min_sparsity=0)
-    assert layer.kernel is not None and layer.error is None and not lost
+    gone, other = client.tune_model({"a": weights(1), "b": weights(2)}, 64, device="h200", min_sparsity=0)
+    assert isinstance(gone.error, Gone) and gone.kernel is None
+    assert other.error is None and other.kernel is not None and not lost
 
 
 def test_biases_of_a_model(client: Client, tmp_path: Path) -> None:
