@@ -162,7 +162,7 @@ class Store:
     @contextmanager
     def staging(self) -> Iterator["Store"]:
         """Yield a temporary store; ``adopt`` keeps its entries, and the rest is deleted when the block ends."""
-        scratch = self._new_scratch()
+        scratch = self._scratch()
         try:
             yield Store(scratch)
         finally:
@@ -269,11 +269,8 @@ class Store:
         _sync(directory.parent)
         return True
 
-    def _new_scratch(self) -> Path:
-        return self.root / SCRATCH / secrets.token_hex(8)
-
     def _scratch(self) -> Path:
-        directory = self._new_scratch()
+        directory = self.root / SCRATCH / secrets.token_hex(8)
         try:
             directory.mkdir(parents=True)
         except OSError as error:

@@ -203,38 +203,29 @@ def check_target(directory: Path) -> None:
 
     BadRequest if it would destroy something that is not an artifact, ToolchainFault if it may not write.
     """
-    _check(directory, is_replaced=True)
+    check_folder(directory, is_replaced=True)
 
 
-def check_folder(directory: Path) -> None:
+def check_folder(directory: Path, *, is_replaced: bool = False) -> None:
     """Raise BadRequest if ``directory`` is or lies in a file, ToolchainFault if it cannot be written."""
-    _check(directory, is_replaced=False)
-
-
-def _check(directory: Path, *, is_replaced: bool) -> None:
     if "\0" in str(directory):
         raise BadRequest(f"{str(directory)!r:.80}: holds a NUL; name a folder")
     try:
-        _check_links(directory)
+        directory.resolve()
         path = directory.absolute()
         place = next(one for one in (path, *path.parents) if one.exists())
         if not place.is_dir():
             raise BadRequest(f"{directory}: {'' if place == path else f'{place} '}is a file; name a folder")
         if is_replaced and place == path:
-            _check_held(_names(path), directory)
+            _check_held(_of_one_folder(path, lambda: {entry.name for entry in path.iterdir()}), directory)
             if path.is_mount() or path.samefile(os.curdir):  # held by other files
                 raise BadRequest(f"{directory}: is the current folder or a mount point; name a folder in it")
             place = path.parent
         _check_place(place, directory)
-    except OSError as error:
-        raise BadRequest(f"{directory}: cannot be used: {error.strerror}") from None
-
-
-def _check_links(directory: Path) -> None:
-    try:
-        directory.resolve()
     except RuntimeError:  # of Python before 3.13
         raise BadRequest(f"{directory}: is a link that leads back to itself; name a folder") from None
+    except OSError as error:
+        raise BadRequest(f"{directory}: cannot be used: {error.strerror}") from None
 
 
 def _check_place(place: Path, directory: Path) -> None:
@@ -246,10 +237,6 @@ def _check_place(place: Path, directory: Path) -> None:
     except OSError as error:
         why = f"{place} takes no new folder ({error.strerror})"
         raise ToolchainFault(f"{directory}: cannot be written: {why}; name a folder elsewhere") from None
-
-
-def _names(directory: Path) -> set[str]:
-    return _of_one_folder(directory, lambda: {entry.name for entry in directory.iterdir()})
 
 
 def _check_held(names: Set[str], directory: Path) -> None:

@@ -26,18 +26,14 @@ def exclusive(directory: Path, cancel: threading.Event | None = None, *, gpu: st
         directory.mkdir(parents=True, exist_ok=True)
         file = (directory / (f"gpu-{gpu}.lock" if gpu else "gpu.lock")).open("w")
     with file:
-        while not _locked(file.fileno(), directory):
-            if cancel is not None and cancel.is_set():
-                raise CancelledError
-            time.sleep(POLL_SECONDS)
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if cancel is not None and cancel.is_set():
+                    raise CancelledError from None
+                time.sleep(POLL_SECONDS)
+            except OSError as error:  # a file system without locks
+                raise DiskFault(f"{directory}: the lock of the GPU cannot be taken: {error.strerror}") from None
         yield
-
-
-def _locked(descriptor: int, directory: Path) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError as error:  # a file system without locks
-        raise DiskFault(f"{directory}: the lock of the GPU cannot be taken: {error.strerror}") from None
-    return True

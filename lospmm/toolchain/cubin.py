@@ -47,13 +47,63 @@ def graft(prologue: bytes, code: MachineCode, kernel: str) -> bytes:
     Raises ToolchainFault if the prologue does not have the expected form.
     """
     with _shape_known(prologue):
-        return _graft(prologue, code, kernel)
+        sections = elf.sections(prologue)
+        parts = {section.name: section.content for section in sections}
+        text, info = _part(parts, f".text.{kernel}"), _part(parts, f".nv.info.{kernel}")
+        form, named = _renamed(code, _entry(text, info, code.arch))
+        words = encode(form, generation_of(code.arch))
+        head = text + bytes(-len(text) % LINE_BYTES)
+        offsets = len(head) + code.starts * INSTRUCTION_BYTES
+        body = words.astype("<u8").tobytes()
+        grown = head + body
+        grown += bytes(-len(grown) % LINE_BYTES)
+        table = np.array([offsets[tile] for tile in code.dispatch], "<u4").tobytes()
+        registers = max(named, elf.kernel_usage(prologue, kernel).registers)  # a small tile needs fewer than it
+        exits = len(head) + INSTRUCTION_BYTES * np.flatnonzero(code.form["op"] == Opcode.EXIT)
+        return rewrite(
+            prologue,
+            {
+                f".text.{kernel}": grown,
+                f".nv.constant2.{kernel}": table,
+                f".nv.info.{kernel}": _edited(
+                    info,
+                    {
+                        _EIATTR_EXIT_OFFSETS: lambda value: value + exits.astype("<u4").tobytes(),
+                        _EIATTR_INDIRECT_BRANCHES: lambda value: value[:8] + struct.pack("<I", len(table) // 4) + table,
+                    },
+                ),
+                ".nv.info": _edited(
+                    _part(parts, ".nv.info"),
+                    {elf.EIATTR_REGCOUNT: lambda value: value[:4] + struct.pack("<I", registers)},
+                ),
+                ".symtab": elf.symbol_set(sections, kernel, 0, len(grown)),
+                ".debug_frame": _frame_set(parts, len(grown)),
+            },
+        )
 
 
 def machine_code(cubin: bytes, kernel: str, arch: str) -> MachineCode:
     """Return the tiles in a cubin that ``graft`` made. Raises ToolchainFault for any other."""
     with _shape_known(cubin):
-        return _machine_code(cubin, kernel, arch)
+        parts = {section.name: section.content for section in elf.sections(cubin)}
+        text, info = _part(parts, f".text.{kernel}"), _part(parts, f".nv.info.{kernel}")
+        table = np.frombuffer(_part(parts, f".nv.constant2.{kernel}"), "<u4").astype(np.int64)
+        starts, dispatch = np.unique(table, return_inverse=True)
+        if not len(starts) or starts[0] % LINE_BYTES or starts[-1] >= len(text):
+            raise ToolchainFault(f"the jump table of {kernel} leads out of its code")
+        words = np.frombuffer(text, "<u8").reshape(-1, 2)[starts[0] // INSTRUCTION_BYTES :]
+        padding = (words == 0).all(axis=1)  # after the last tile
+        form = decode(words[: len(words) - int(np.argmin(padding[::-1]))].astype(np.uint64), generation_of(arch))
+        entry = _entry(text, info, arch)
+        return MachineCode(
+            form=form,
+            starts=(starts - starts[0]) // INSTRUCTION_BYTES,
+            dispatch=tuple(dispatch.tolist()),
+            registers=elf.kernel_usage(cubin, kernel).registers,
+            entry=entry,
+            arch=arch,
+            split_k=_split_k(info),
+        )
 
 
 @contextmanager
@@ -63,63 +113,6 @@ def _shape_known(image: bytes) -> Iterator[None]:
         yield
     except (struct.error, IndexError, ValueError, OverflowError, StopIteration) as error:
         raise ToolchainFault(f"{len(image)} bytes that are not a kernel of this emitter: {error}") from None
-
-
-def _graft(prologue: bytes, code: MachineCode, kernel: str) -> bytes:
-    sections = elf.sections(prologue)
-    parts = {section.name: section.content for section in sections}
-    text, info = _part(parts, f".text.{kernel}"), _part(parts, f".nv.info.{kernel}")
-    form, named = _renamed(code, _entry(text, info, code.arch))
-    words = encode(form, generation_of(code.arch))
-    head = text + bytes(-len(text) % LINE_BYTES)
-    offsets = len(head) + code.starts * INSTRUCTION_BYTES
-    body = words.astype("<u8").tobytes()
-    grown = head + body
-    grown += bytes(-len(grown) % LINE_BYTES)
-    table = np.array([offsets[tile] for tile in code.dispatch], "<u4").tobytes()
-    registers = max(named, elf.kernel_usage(prologue, kernel).registers)  # a small tile needs fewer than it
-    exits = len(head) + INSTRUCTION_BYTES * np.flatnonzero(code.form["op"] == Opcode.EXIT)
-    return rewrite(
-        prologue,
-        {
-            f".text.{kernel}": grown,
-            f".nv.constant2.{kernel}": table,
-            f".nv.info.{kernel}": _edited(
-                info,
-                {
-                    _EIATTR_EXIT_OFFSETS: lambda value: value + exits.astype("<u4").tobytes(),
-                    _EIATTR_INDIRECT_BRANCHES: lambda value: value[:8] + struct.pack("<I", len(table) // 4) + table,
-                },
-            ),
-            ".nv.info": _edited(
-                _part(parts, ".nv.info"), {elf.EIATTR_REGCOUNT: lambda value: value[:4] + struct.pack("<I", registers)}
-            ),
-            ".symtab": elf.symbol_set(sections, kernel, 0, len(grown)),
-            ".debug_frame": _frame_set(parts, len(grown)),
-        },
-    )
-
-
-def _machine_code(cubin: bytes, kernel: str, arch: str) -> MachineCode:
-    parts = {section.name: section.content for section in elf.sections(cubin)}
-    text, info = _part(parts, f".text.{kernel}"), _part(parts, f".nv.info.{kernel}")
-    table = np.frombuffer(_part(parts, f".nv.constant2.{kernel}"), "<u4").astype(np.int64)
-    starts, dispatch = np.unique(table, return_inverse=True)
-    if not len(starts) or starts[0] % LINE_BYTES or starts[-1] >= len(text):
-        raise ToolchainFault(f"the jump table of {kernel} leads out of its code")
-    words = np.frombuffer(text, "<u8").reshape(-1, 2)[starts[0] // INSTRUCTION_BYTES :]
-    padding = (words == 0).all(axis=1)  # after the last tile
-    form = decode(words[: len(words) - int(np.argmin(padding[::-1]))].astype(np.uint64), generation_of(arch))
-    entry = _entry(text, info, arch)
-    return MachineCode(
-        form=form,
-        starts=(starts - starts[0]) // INSTRUCTION_BYTES,
-        dispatch=tuple(dispatch.tolist()),
-        registers=elf.kernel_usage(cubin, kernel).registers,
-        entry=entry,
-        arch=arch,
-        split_k=_split_k(info),
-    )
 
 
 def _split_k(info: bytes) -> int:
