@@ -42,6 +42,32 @@ _ESTIMATED = (
 )
 
 
+def _count(condition: sa.ColumnElement[bool]) -> sa.ColumnElement[int]:
+    return sa.func.count().filter(condition)
+
+
+def _state_of_model() -> sa.ColumnElement[str]:
+    """Return a query of the state of a model, which follows from those of its layers."""
+    state = sa.case(
+        (layers.c.skipped.is_not(None), SKIPPED),
+        (layers.c.error.is_not(None) | kernels.c.state.is_(None), "failed"),
+        else_=kernels.c.state,
+    )
+    readable = _count(layers.c.digest.is_not(None))
+    of_model = sa.case(
+        (models.c.cancel, "cancelled"),
+        ((readable > 0) & (_count(state == "queued") == readable), "queued"),
+        (_count(state.in_(PENDING)) > 0, "running"),
+        ((_count(state == "failed") > 0) & (_count(state == "succeeded") > 0), "partial"),
+        (_count(state == "failed") > 0, "failed"),
+        (_count(state == "cancelled") > 0, "cancelled"),
+        else_="succeeded",
+    )
+    joined = layers.outerjoin(kernels, kernels.c.digest == layers.c.digest)
+    own = sa.select(of_model).select_from(joined).where(layers.c.model == models.c.id)
+    return own.correlate(models).scalar_subquery()
+
+
 #: Columns of B of a layer's kernel.
 _COLUMNS = kernels.c.request["n"].as_integer().label("n")
 
@@ -151,9 +177,8 @@ def list_jobs(
     of_kernels = _kernels(team).where(posted).order_by(kernels.c.turn.desc()).limit(limit)
     of_models = _models(team).order_by(models.c.turn.desc()).limit(limit)
     if state is not None:
-        states = _model_states()
         of_kernels = of_kernels.where(_state_for(team) == state)
-        of_models = of_models.join(states, states.c.model == models.c.id).where(states.c.state == state)
+        of_models = of_models.where(_state_of_model() == state)
     if before is not None:
         of_kernels, of_models = of_kernels.where(kernels.c.turn < before), of_models.where(models.c.turn < before)
     with database.read() as connection:
@@ -220,7 +245,7 @@ def _kernels(team: str | None) -> sa.Select[Any]:
 
 
 def _models(team: str | None) -> sa.Select[Any]:
-    chosen = sa.select(models, _STOPPED)
+    chosen = sa.select(models, _STOPPED, _state_of_model().label("state"))
     return chosen if team is None else chosen.where(models.c.team == team)
 
 
@@ -242,20 +267,19 @@ def _model(row: Any, found: Sequence[Any]) -> JobRow:
     states = tuple(_layer(layer) for layer in found)
     asked = [layer.state for layer in states if layer.skipped is None]
     done = sum(state in ENDED and state != "cancelled" for state in asked)
-    state = _state_of(states, is_cancelled=row.cancel)
     return JobRow(
         id=row.id,
         kind="model",
-        state=state,
+        state=row.state,
         turn=row.turn,
         name=row.name,
         key=row.key,
         created=row.created,
         started=_since(row.created, min((layer.started for layer in found if layer.started), default=None)),
-        ended=_ended(row, found) if state in ENDED else None,
+        ended=_ended(row, found) if row.state in ENDED else None,
         stage=next((layer.stage for layer in states if layer.state == "running"), None),
         progress={"layers": (done, len(asked))},
-        error=_layers_failed(states, len(asked)) if state in ("failed", "partial") else None,
+        error=_layers_failed(states, len(asked)) if row.state in ("failed", "partial") else None,
         request={"n": row.n or None, "device": {"name": row.device}},
         layers=states,
     )
@@ -286,49 +310,6 @@ def _layer(row: Any) -> LayerState:
 
 def _columns(row: Any, names: Sequence[str]) -> dict[str, Any]:
     return {name: getattr(row, name) for name in names}
-
-
-def _state_of(states: Sequence[LayerState], *, is_cancelled: bool) -> str:
-    """Return the state of a model, as ``_model_states`` computes it in SQL."""
-    found = [layer.state for layer in states]
-    readable = [layer.state for layer in states if layer.digest is not None]
-    if is_cancelled:
-        return "cancelled"
-    if readable and all(state == "queued" for state in readable):
-        return "queued"
-    if any(state in PENDING for state in found):
-        return "running"
-    if "failed" in found and "succeeded" in found:
-        return "partial"
-    return next((state for state in ("failed", "cancelled") if state in found), "succeeded")
-
-
-def _model_states() -> sa.Subquery:
-    """Return a query of the state of every model."""
-    state = sa.case(
-        (layers.c.skipped.is_not(None), SKIPPED),
-        (layers.c.error.is_not(None) | kernels.c.state.is_(None), "failed"),
-        else_=kernels.c.state,
-    )
-
-    def count(condition: sa.ColumnElement[bool]) -> sa.ColumnElement[int]:
-        return sa.func.count().filter(condition)
-
-    readable = count(layers.c.digest.is_not(None))
-    queued = count(state == "queued")
-    of_model = sa.case(
-        (models.c.cancel, "cancelled"),
-        ((readable > 0) & (queued == readable), "queued"),
-        (count(state.in_(PENDING)) > 0, "running"),
-        ((count(state == "failed") > 0) & (count(state == "succeeded") > 0), "partial"),
-        (count(state == "failed") > 0, "failed"),
-        (count(state == "cancelled") > 0, "cancelled"),
-        else_="succeeded",
-    )
-    joined = layers.join(models, models.c.id == layers.c.model)
-    joined = joined.outerjoin(kernels, kernels.c.digest == layers.c.digest)
-    chosen = sa.select(layers.c.model, of_model.label("state")).select_from(joined)
-    return chosen.group_by(layers.c.model, models.c.cancel).subquery()
 
 
 def _layers_of(connection: sa.Connection, ids: Sequence[str]) -> dict[str, list[Any]]:

@@ -21,7 +21,6 @@ from lospmm_server.schemas import (
     JobState,
     JobView,
     KernelLinks,
-    LayerStage,
     LayerView,
     StageProgress,
 )
@@ -140,19 +139,12 @@ def job_view(job: JobRow) -> JobView:
     """Return a job as its schema."""
     url = job_url(job.id)
     has_kernel = job.kind == "kernel" and job.state == JobState.SUCCEEDED
+    own = ("id", "kind", "state", "attempts", "created", "started", "ended", "stage", "error")
     return JobView(
-        id=job.id,
-        kind=job.kind,
+        **{name: getattr(job, name) for name in own},
         name=job.name or None,
-        state=JobState(job.state),
         cancelling=job.is_cancelling,
-        attempts=job.attempts,
-        created=job.created,
-        started=job.started,
-        ended=job.ended,
-        stage=job.stage,
         progress=_progress(job.progress),
-        error=job.error,
         layers=[_layer(layer) for layer in job.layers] if job.kind == "model" else None,
         links=JobLinks(
             self=url,
@@ -165,17 +157,10 @@ def job_view(job: JobRow) -> JobView:
 
 def _layer(layer: LayerState) -> LayerView:
     has_kernel = layer.digest is not None and layer.state == JobState.SUCCEEDED
+    own = ("name", "n", "state", "stage", "error", "skipped", "m", "k", "nnz")
     return LayerView(
-        name=layer.name,
-        n=layer.n,
-        state=LayerStage(layer.state),
-        stage=layer.stage,
+        **{name: getattr(layer, name) for name in own},
         progress=_progress(layer.progress),
-        error=layer.error,
-        skipped=layer.skipped,
-        m=layer.m,
-        k=layer.k,
-        nnz=layer.nnz,
         speedup_over_dense=layer.speedup,
         estimated_micros=layer.estimated_micros if has_kernel else None,
         job=None if layer.digest is None else job_url(layer.digest),
