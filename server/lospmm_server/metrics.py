@@ -1,7 +1,7 @@
 """Prometheus metrics of ``/metrics``: one table of names, and the figures of one process.
 
-To add a metric, add a row to ``METRICS``, count it in one of the methods of ``Metrics``, show it in a panel of
-dashboard.py and describe it in docs/operations.md; tests check that all four agree.
+To add a metric, add a row to ``METRICS``, count it in one of the methods of ``Metrics``, show it in a panel of the
+dashboard (docker/grafana/dashboards) and describe it in docs/operations.md; tests check that all four agree.
 
 No label is unbounded. One with ``values`` takes these and puts every other one into ``OTHER``. One with a ``limit``
 takes the first so many values that it meets, and ``OTHER`` from then on: names of models come from users.

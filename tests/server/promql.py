@@ -1,14 +1,21 @@
-"""Queries of the dashboard taken apart."""
+"""Queries of the dashboard, and what they are made of."""
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
 import promql_parser
 
-from lospmm_server.dashboard import DEFAULT_WINDOW
+from tests.docs.pages import ROOT
+
+DASHBOARD = json.loads((ROOT / "docker" / "grafana" / "dashboards" / "lospmm.json").read_text())
+
+#: Its panels without the titles of its sections, and their queries.
+PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
+TARGETS = [target for panel in PANELS for target in panel["targets"]]
 
 #: What the dashboard puts in the place of its variables at first.
-VARIABLES = {"$window": DEFAULT_WINDOW, "$model": ".*"}
+VARIABLES = {"$window": "30m", "$model": ".*"}
 
 #: Where an expression keeps those inside it.
 _INNER = ("lhs", "rhs", "expr", "param", "vector_selector")

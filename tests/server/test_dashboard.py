@@ -1,9 +1,8 @@
-"""The dashboard against its generator, its queries against the table of metrics, and the page that describes both."""
+"""The dashboard: its queries against the table of metrics, and the page that describes both."""
 
 import json
 import re
 from itertools import combinations
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,16 +12,16 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models import common, prometheus
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from lospmm_server import dashboard
 from lospmm_server.metrics import METRICS, MODELS
-from lospmm_server.panels import SECTIONS, Query
 from tests.docs.pages import DOCS, ROOT, entries, names, section
 from tests.fixtures.nested import lost
 from tests.server.prometheus import series_of
-from tests.server.promql import filled, selectors
+from tests.server.promql import DASHBOARD, PANELS, TARGETS, VARIABLES, filled, selectors
 
-PANELS = [panel for part in SECTIONS for panel in part.panels]
-QUERIES = [query for panel in PANELS for query in panel.queries]
+QUERIES = [target["expr"] for target in TARGETS]
+
+#: Units of width of the page.
+COLUMNS = 24
 
 #: Metrics that no panel shows.
 NOT_SHOWN: frozenset[str] = frozenset()
@@ -37,16 +36,11 @@ def metric_of(series: str) -> Any:
     return found[0]
 
 
-def test_the_file_is_what_the_generator_writes() -> None:
-    written = (ROOT / dashboard.FILE).read_text()
-    assert written == dashboard.text(), "python -m lospmm_server.dashboard writes it anew; read the diff"
-
-
 def test_the_dashboard_conforms_to_grafanas_types() -> None:
     """Each field is one of Grafana's model, panels' options and queries too: what is none would be lost."""
     plugins.register_default_plugins()
-    model = Dashboard.from_json(dashboard.dashboard())
-    assert lost(dashboard.dashboard(), json.loads(JSONEncoder().encode(model))) == []
+    model = Dashboard.from_json(DASHBOARD)
+    assert lost(DASHBOARD, json.loads(JSONEncoder().encode(model))) == []
     panels = [panel for panel in model.panels or () if panel.type_val != "row"]
     assert len(panels) == len(PANELS)
     for panel in panels:
@@ -55,18 +49,9 @@ def test_the_dashboard_conforms_to_grafanas_types() -> None:
         assert panel.type_val == "stat" or isinstance(drawn, common.GraphFieldConfig)
 
 
-def test_the_generator_writes_where_it_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert dashboard.main(tmp_path) == 2
-    assert capsys.readouterr().err.count("\n") == 1
-    file = tmp_path / dashboard.FILE
-    file.parent.mkdir(parents=True)
-    assert dashboard.main(tmp_path) == 0
-    assert file.read_text() == dashboard.text()
-
-
-@pytest.mark.parametrize("query", QUERIES, ids=lambda query: query.text[:60])
-def test_a_query_parses_and_names_series_and_labels_that_there_are(query: Query) -> None:
-    chosen = list(selectors(filled(query.text)))
+@pytest.mark.parametrize("query", QUERIES, ids=lambda query: query[:60])
+def test_a_query_parses_and_names_series_and_labels_that_there_are(query: str) -> None:
+    chosen = list(selectors(filled(query)))
     assert chosen
     for selector in chosen:
         metric = metric_of(selector.name)
@@ -79,23 +64,22 @@ def test_a_query_parses_and_names_series_and_labels_that_there_are(query: Query)
                 assert matcher.value in labels[matcher.name], matcher.value
 
 
-@pytest.mark.parametrize("query", QUERIES, ids=lambda query: query.text[:60])
-def test_what_a_query_groups_by_and_its_legend_are_labels(query: Query) -> None:
-    labels = {label.name for selector in selectors(filled(query.text)) for label in metric_of(selector.name).labels}
-    grouped = {name for group in re.findall(r"by \(([^)]*)\)", query.text) for name in re.split(r",\s*", group)}
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target["expr"][:60])
+def test_what_a_query_groups_by_and_its_legend_are_labels(target: dict[str, str]) -> None:
+    query = target["expr"]
+    labels = {label.name for selector in selectors(filled(query)) for label in metric_of(selector.name).labels}
+    grouped = {name for group in re.findall(r"by \(([^)]*)\)", query) for name in re.split(r",\s*", group)}
     assert grouped - ADDED_LABELS <= labels
-    legend = set(re.findall(r"\{\{(\w+)\}\}", query.legend))
+    legend = set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]))
     assert legend <= labels
     if grouped:  # lines that differ in nothing that their legend says could not be told apart
         assert legend == grouped - ADDED_LABELS
 
 
-@pytest.mark.parametrize(
-    "query", [query for query in QUERIES if " / " in query.text], ids=lambda query: query.text[:60]
-)
-def test_what_a_figure_is_divided_by_is_counted_from_the_start(query: Query) -> None:
+@pytest.mark.parametrize("query", [query for query in QUERIES if " / " in query], ids=lambda query: query[:60])
+def test_what_a_figure_is_divided_by_is_counted_from_the_start(query: str) -> None:
     """A series that is first seen above 0 has not risen for Prometheus: the mean would be of too few, or of none."""
-    for selector in selectors(filled(query.text).partition(" / ")[2]):
+    for selector in selectors(filled(query).partition(" / ")[2]):
         assert all(label.values for label in metric_of(selector.name).labels), selector.name
 
 
@@ -113,17 +97,17 @@ def test_selectors_are_found_wherever_they_stand() -> None:
 
 
 def test_every_metric_is_shown_or_said_not_to_be() -> None:
-    shown = {metric_of(selector.name).name for query in QUERIES for selector in selectors(filled(query.text))}
+    shown = {metric_of(selector.name).name for query in QUERIES for selector in selectors(filled(query))}
     assert shown | NOT_SHOWN == set(METRICS)
     assert not shown & NOT_SHOWN
 
 
 def test_panels_have_a_place_of_their_own() -> None:
-    panels = dashboard.dashboard()["panels"]
+    panels = DASHBOARD["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)
     assert len({panel["title"] for panel in panels}) == len(panels)
     places = [tuple(panel["gridPos"][side] for side in "xywh") for panel in panels]
-    assert all(x >= 0 and x + w <= dashboard.COLUMNS for x, _, w, _ in places)
+    assert all(x >= 0 and x + w <= COLUMNS for x, _, w, _ in places)
     for (x, y, w, h), (x2, y2, w2, h2) in combinations(places, 2):
         assert x + w <= x2 or x2 + w2 <= x or y + h <= y2 or y2 + h2 <= y
 
@@ -131,19 +115,16 @@ def test_panels_have_a_place_of_their_own() -> None:
 def test_the_dashboard_finds_the_provisioned_datasource() -> None:
     file = ROOT / "docker" / "grafana" / "provisioning" / "datasources" / "prometheus.yml"
     (provisioned,) = yaml.safe_load(file.read_text())["datasources"]
-    assert {"type": provisioned["type"], "uid": provisioned["uid"]} == dashboard.DATASOURCE
-    model = dashboard.dashboard()
-    (variable,) = (variable for variable in model["templating"]["list"] if variable["type"] == "query")
-    assert variable["datasource"] == dashboard.DATASOURCE
-    targets = [target for panel in model["panels"] for target in panel.get("targets", ())]
-    assert [target["expr"] for target in targets] == [query.text for query in QUERIES]
-    assert all(target["datasource"] == dashboard.DATASOURCE for target in targets)
+    provisioned_as = {"type": provisioned["type"], "uid": provisioned["uid"]}
+    (variable,) = (variable for variable in DASHBOARD["templating"]["list"] if variable["type"] == "query")
+    assert all(one["datasource"] == provisioned_as for one in (variable, *PANELS, *TARGETS))
 
 
 def test_variables_are_those_that_queries_use() -> None:
-    used = {name for query in QUERIES for name in re.findall(r"\$\w+", query.text)}
-    assert used == {f"${variable['name']}" for variable in dashboard.dashboard()["templating"]["list"]}
-    assert json.loads(dashboard.text()) == dashboard.dashboard()
+    used = {name for query in QUERIES for name in re.findall(r"\$\w+", query)}
+    window, model = DASHBOARD["templating"]["list"]
+    assert used == {f"${window['name']}", f"${model['name']}"}
+    assert {"$window": window["current"]["value"], "$model": model["allValue"]} == VARIABLES
 
 
 def test_the_page_describes_every_metric() -> None:

@@ -25,7 +25,6 @@ from safetensors.numpy import save
 
 from lospmm_server.access import ObservedApp
 from lospmm_server.metrics import MEDIA_TYPE, METRICS, Metrics, QueueFigures
-from lospmm_server.panels import SECTIONS
 from tests.docs.pages import ROOT
 from tests.fixtures import machine_gpu
 from tests.fixtures.waiting import wait_until
@@ -33,7 +32,7 @@ from tests.gpu.test_bench import gate_library
 from tests.server.manifests import batch
 from tests.server.processes import SERVE, catches, serving
 from tests.server.prometheus import program, scraping, series_of
-from tests.server.promql import filled
+from tests.server.promql import PANELS, filled
 
 __all__ = ["gate_library"]  # a fixture
 
@@ -47,8 +46,6 @@ ALL_ENDED = "sum(lospmm_jobs_ended_total)"
 
 #: Of the real batch: layers of a model, and the sizes of each.
 LAYERS, M, K, N = 2, 12, 20, 40
-
-_PANELS = [panel for section in SECTIONS for panel in section.panels]
 
 
 @dataclass(frozen=True)
@@ -176,12 +173,12 @@ def test_every_panel_has_data_of_a_batch_job(service: Batch, tmp_path: Path) -> 
         service.work()
         prometheus.wait_for(ALL_ENDED, lambda values: values == [service.ended])
         prometheus.wait_for_scrape()
-        for panel in _PANELS:
-            for query in panel.queries:
-                found = prometheus.query(filled(query.text, window=WINDOW))
-                assert found, f"{panel.title}: no data: {query.text}"
+        for panel in PANELS:
+            for target in panel["targets"]:
+                found = prometheus.query(filled(target["expr"], window=WINDOW))
+                assert found, f"{panel['title']}: no data: {target['expr']}"
                 # Some lines may stand for what did not happen, such as the percentiles of an idle route.
-                assert not all(isnan(value) for _, value in found), f"{panel.title}: {found}"
+                assert not all(isnan(value) for _, value in found), f"{panel['title']}: {found}"
         arrived = {labels["__name__"] for labels, _ in prometheus.query('{__name__=~"lospmm_.*"}')}
         assert arrived == {series for metric in METRICS.values() for series in series_of(metric)}
         timed = prometheus.query('sum(lospmm_speedup_over_dense_count{dense="fp32"})')
@@ -202,7 +199,7 @@ def logged(file: Path, *, besides: str = "\n") -> list[dict[str, Any]]:
 @pytest.mark.slow
 def test_figures_of_the_panels(events: Batch, tmp_path: Path) -> None:
     """What the panels say of the batch is what was in it."""
-    queries = {panel.title: filled(panel.queries[0].text, window=WINDOW) for panel in _PANELS}
+    queries = {panel["title"]: filled(panel["targets"][0]["expr"], window=WINDOW) for panel in PANELS}
     with scraping(events.target, tmp_path) as prometheus:
         events.work()
         prometheus.wait_for(ALL_ENDED, lambda values: values == [events.ended])
