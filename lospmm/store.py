@@ -150,31 +150,21 @@ class Store:
                 raise BadRequest(f"{name!r} cannot be the name of a file in the store")
         if directory.exists():
             return False
-        scratch = self._scratch()
-        try:
+        with self._faults(), self._scratch() as scratch:
             _write(scratch, kind, key, files, None if like is None else self.directory(kind, like))
             return self._place(scratch, directory)
-        except OSError as error:
-            raise _fault(self.root, error) from error
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
 
     @contextmanager
     def staging(self) -> Iterator["Store"]:
         """Yield a temporary store; ``adopt`` keeps its entries, and the rest is deleted when the block ends."""
-        scratch = self._scratch()
-        try:
+        with self._scratch() as scratch:
             yield Store(scratch)
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
 
     def adopt(self, staged: "Store") -> None:
         """Move the entries of a store of ``staging`` into this one, except those that it already has."""
-        try:
+        with self._faults():
             for entry in staged.entries():
                 self._place(staged.directory(entry.kind, entry.key), self.directory(entry.kind, entry.key))
-        except OSError as error:
-            raise _fault(self.root, error) from error
 
     @contextmanager
     def claimed(self, kind: str, key: str) -> Iterator[bool]:
@@ -229,7 +219,7 @@ class Store:
         Returns the removed entries. Also deletes what killed writers left behind.
         """
         now = time.time()
-        try:
+        with self._faults():
             remove_old(self.root.glob(f"{SCRATCH}/*"), STALE_SECONDS)
             remove_old(self.root.glob(f"{CLAIMS}/*"), STALE_SECONDS)
             entries = sorted(self.entries(), key=lambda entry: entry.used)
@@ -246,16 +236,12 @@ class Store:
                     continue
                 total -= entry.size_bytes
                 removed.append(entry)
-        except OSError as error:
-            raise _fault(self.root, error) from error
         return removed
 
     def verify(self) -> list[Entry]:
         """Return the corrupt entries. They stay on disk until ``get`` meets them."""
-        try:
+        with self._faults():
             return [entry for entry in self.entries() if _is_corrupt(self.directory(entry.kind, entry.key))]
-        except OSError as error:
-            raise _fault(self.root, error) from error
 
     def _place(self, whole: Path, directory: Path) -> bool:
         """Rename a complete entry into place; return False if another writer was first. Raises OSError."""
@@ -269,20 +255,28 @@ class Store:
         _sync(directory.parent)
         return True
 
-    def _scratch(self) -> Path:
+    @contextmanager
+    def _scratch(self) -> Iterator[Path]:
+        """Yield a new directory of the root that is deleted when the block ends. Raises DiskFault."""
         directory = self.root / SCRATCH / secrets.token_hex(8)
-        try:
+        with self._faults():
             directory.mkdir(parents=True)
-        except OSError as error:
-            raise _fault(self.root, error) from error
-        return directory
+        try:
+            yield directory
+        finally:
+            shutil.rmtree(directory, ignore_errors=True)
 
     def _remove(self, directory: Path) -> None:
         """Remove an entry atomically: a reader never meets half of it."""
-        scratch = self._scratch()
-        with suppress(FileNotFoundError):  # another process was first
+        with self._scratch() as scratch, suppress(FileNotFoundError):  # another process was first
             directory.rename(scratch / directory.name)
-        shutil.rmtree(scratch, ignore_errors=True)
+
+    @contextmanager
+    def _faults(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise _fault(self.root, error) from error
 
 
 def _is_corrupt(directory: Path) -> bool:

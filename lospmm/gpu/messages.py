@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import IO, BinaryIO, Literal, get_args
 
-from lospmm.errors import GpuFault
+from lospmm.errors import GpuFault, system_errors
 from lospmm.gpu.timing import FULL, Effort, Timing
 from lospmm.matrix.csr import SparseMatrix
 from lospmm.problem.accuracy import Tolerance
@@ -82,10 +82,8 @@ class Measure:
         """The cubin itself. Raises GpuFault where its file cannot be read."""
         if isinstance(self.cubin, bytes):
             return self.cubin
-        try:
+        with system_errors(GpuFault, f"{self.cubin}"):
             return self.cubin.read_bytes()
-        except OSError as error:
-            raise GpuFault(f"{self.cubin}: {error.strerror}") from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -213,15 +213,13 @@ def _former(directory: Path, batch: Batch) -> tuple[LayerReport, ...]:
     Raises BadRequest, and ToolchainFault, before there is anything to write.
     """
     artifact.check_folder(directory)
-    try:
+    with system_errors(BadRequest, f"{directory}: cannot be used"):
         held = {path.name for path in directory.iterdir()} if directory.is_dir() else set()
         if not {name for name in held if not name.startswith(SCRATCH)}:
             return ()
         if REPORT_FILE not in held:
             raise BadRequest(f"{directory}: holds something other than a model's kernels; name an empty or new folder")
         report = parse((directory / REPORT_FILE).read_bytes(), f"{directory / REPORT_FILE}")
-    except OSError as error:
-        raise BadRequest(f"{directory}: cannot be used: {error.strerror}") from None
     own = set(batch.model.names)
     if others := {layer.name for layer in report.layers if layer.name not in own and layer.folder in held}:
         raise BadRequest(

@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from lospmm.errors import DiskFault, ToolchainFault
+from lospmm.errors import DiskFault, ToolchainFault, system_errors
 from lospmm.toolchain import guard
 
 
@@ -45,12 +45,9 @@ def temporary_directory() -> Iterator[Path]:
     Raises DiskFault if there is no room for it, or for what the block writes.
     """
     root = _alive().root
-    try:
-        with _lock:
-            root.mkdir(mode=0o700, exist_ok=True)
-            directory = Path(tempfile.mkdtemp(dir=root))
-    except OSError as error:
-        raise DiskFault(f"no temporary directory in {root.parent}: {error.strerror}") from error
+    with _lock, system_errors(DiskFault, f"no temporary directory in {root.parent}"):
+        root.mkdir(mode=0o700, exist_ok=True)
+        directory = Path(tempfile.mkdtemp(dir=root))
     try:
         yield directory
     except OSError as error:

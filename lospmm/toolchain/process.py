@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from lospmm.errors import ToolchainFault
+from lospmm.errors import ToolchainFault, system_errors
 from lospmm.settings import settings
 from lospmm.toolchain import lifetime
 
@@ -90,7 +90,7 @@ def run(
 def _start(command: tuple[str, ...], cwd: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
     variables = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
     variables |= {"LC_ALL": "C", "TMPDIR": str(cwd)} | dict(environment) | lifetime.compiler_environment()
-    try:
+    with system_errors(ToolchainFault, f"{command[0]} cannot be started"):
         return subprocess.Popen(
             command,
             cwd=cwd,
@@ -100,8 +100,6 @@ def _start(command: tuple[str, ...], cwd: Path, environment: Mapping[str, str]) 
             stderr=subprocess.PIPE,
             start_new_session=True,
         )
-    except OSError as error:
-        raise ToolchainFault(f"{command[0]} cannot be started: {error.strerror}") from error
 
 
 def _limit(pid: int, address_space_bytes: int) -> None:

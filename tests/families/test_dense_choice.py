@@ -9,13 +9,13 @@ import pytest
 
 from lospmm.artifact import artifact
 from lospmm.artifact.artifact import Artifact
-from lospmm.artifact.describe import family_in_words
+from lospmm.artifact.describe import facts_of
 from lospmm.cli.show import show_manifest, show_replay
 from lospmm.errors import BadRequest
 from lospmm.gpu.compare import Comparison, bound
 from lospmm.gpu.libraries import DENSE_OF, BaselineTime, VariantTime, cublas
 from lospmm.gpu.libraries.dense import CublasKernel
-from lospmm.gpu.libraries.library import Library, load, named_by
+from lospmm.gpu.libraries.library import Library, load
 from lospmm.gpu.timing import Timing
 from lospmm.kernel import Kernel
 from lospmm.matrix.csr import from_dense
@@ -97,7 +97,7 @@ def test_a_kernel_stands_in_for_it(made: Kernel, tmp_path: Path) -> None:
     b = RNG.normal(size=(K, N)).astype(np.float16).astype(np.float32)
     expected = WEIGHTS.astype(np.float16).astype(float) @ b
     assert np.max(abs(Kernel(kept).run_on_cpu(b) - expected)) < 0.05
-    assert family_in_words(manifest).endswith("us by cuBLAS; in the cubin csr")
+    assert "us by cuBLAS; in the cubin csr," in facts_of(manifest)["family"]
 
 
 def test_its_choice_is_made_again(made: Kernel, capsys: pytest.CaptureFixture[str]) -> None:
@@ -127,7 +127,7 @@ def test_a_choice_by_time_is_made_again(dense_micros: float, monkeypatch: pytest
     assert manifest["search"]["families"][-1]["micros"] == dense_micros
     if chosen:
         assert manifest["dense"]["micros"] == 1.0 and manifest["dense"]["max_relative_error"] == 2e-4
-        assert family_in_words(manifest).startswith("dense, 1.00 us")
+        assert facts_of(manifest)["family"].startswith("dense, 1.00 us")
 
     # The times of the log decide, as if the plans had been timed too.
     csr = {**lines[0], "measured_micros": 20.0, "spread": 0.0, "max_relative_error": 0.0, "failure": None}
@@ -168,7 +168,7 @@ def test_a_manifest_says_both_or_neither(made: Kernel) -> None:
 
 def test_it_is_launched_through_cublas(made: Kernel, fake: str, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
     def opened() -> Library:
-        return load(fake, cublas.TYPES, named_by("cublasGetStatusName"))
+        return load(fake, cublas.TYPES, "cublasGetStatusName")
 
     monkeypatch.setitem(CublasKernel.__init__.__kwdefaults__, "open_library", opened)
     driver = HostDriver()

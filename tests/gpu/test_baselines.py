@@ -33,7 +33,7 @@ from lospmm.gpu.libraries import (
     sputnik,
     time_baseline,
 )
-from lospmm.gpu.libraries.library import Buffers, LibraryFault, LibraryTask, Variants, load, named_by
+from lospmm.gpu.libraries.library import Buffers, LibraryFault, LibraryTask, Variants, load
 from lospmm.gpu.timing import Timing
 from lospmm.matrix.csr import SparseMatrix, from_dense
 from lospmm.problem.accuracy import SUM_ROUNDING, weights_held_to
@@ -423,7 +423,7 @@ def test_a_library_that_is_none(fake: str, tmp_path: Path) -> None:
     assert "cannot be loaded" in str(Problem(drawn(3, 3, 0.5), 2, sputnik=text).run("sputnik").failure)
     assert "cannot be loaded" in str(Problem(drawn(3, 3, 0.5), 2, sputnik=tmp_path / "no").run("sputnik").failure)
     with pytest.raises(LibraryFault, match="has no function sputnik_cuda_spmv"):
-        load(fake, {"sputnik_cuda_spmv": ()}, named_by("cublasGetStatusName"))
+        load(fake, {"sputnik_cuda_spmv": ()}, "cublasGetStatusName")
 
 
 @pytest.mark.usefixtures("installed")

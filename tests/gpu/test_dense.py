@@ -10,7 +10,7 @@ import pytest
 from lospmm.errors import GpuFault
 from lospmm.gpu.libraries import cublas, dense
 from lospmm.gpu.libraries.dense import CublasKernel
-from lospmm.gpu.libraries.library import WORKSPACE_BYTES, Library, LibraryFault, load, named_by
+from lospmm.gpu.libraries.library import WORKSPACE_BYTES, Library, LibraryFault, load
 from lospmm.matrix.csr import SparseMatrix, from_dense
 from lospmm.problem.convolution import Convolution
 from lospmm.problem.device import DEVICES
@@ -22,7 +22,7 @@ from tests.gpu.test_baselines import STREAM, HostDriver, drawn, fake  # noqa: F4
 
 @pytest.fixture
 def opened(fake: str) -> Callable[[], Library]:  # noqa: F811
-    return lambda: load(fake, cublas.TYPES, named_by("cublasGetStatusName"))
+    return lambda: load(fake, cublas.TYPES, "cublasGetStatusName")
 
 
 def problem_of(matrix: SparseMatrix, n: int, dtype: str = "float32") -> Problem:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from lospmm.artifact.artifact import Artifact
-from lospmm.artifact.describe import other_families
+from lospmm.artifact.describe import facts_of
 from lospmm.errors import NothingFits
 from lospmm.families import FAMILIES
 from lospmm.families.candidate import Candidate
@@ -97,14 +97,14 @@ def test_what_is_far_behind_is_not_searched(
     on_a_gpu(unrolled_micros=1.0, other_micros=5.0, far=0.01)
     monkeypatch.setattr(prepare, "search", None)  # nobody asks it
     made = tuned(store)
-    manifest, (unrolled, *others) = made.manifest, made.manifest["search"]["families"]
+    manifest, (unrolled, *_) = made.manifest, made.manifest["search"]["families"]
     assert manifest["cubin_family"] in FAMILIES and "unrolled" not in families_of(made)
     assert (unrolled["name"], unrolled["plans"], unrolled["timed"], unrolled["micros"]) == ("unrolled", 0, 0, None)
     assert (
         unrolled["refusal"]
         == f"{unrolled['forecast_micros']:.1f} us predicted, and {manifest['cubin_family']} takes 5.0"
     )
-    assert other_families([unrolled, *others]).startswith(f"unrolled refused ({unrolled['refusal']}); csr ")
+    assert facts_of(manifest)["families"].startswith(f"unrolled refused ({unrolled['refusal']}); csr ")
     assert manifest["search"]["measured"] == sum(family in FAMILIES for family in families_of(made))
     assert "space.json" not in made.files
     found = replay(made, H200)

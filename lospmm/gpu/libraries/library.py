@@ -86,17 +86,22 @@ INSTALL: Mapping[str, str] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """A loaded library: a ctypes.CDLL whose functions have types, and the text of its statuses."""
+    """A loaded library: a ctypes.CDLL whose functions have types, one of which has the words of a status."""
 
     path: str
     functions: Any
-    status_name: Callable[[int], str]
+    status_name: str | None  # const char *NAME(status)
 
     def call(self, name: str, *arguments: Any) -> None:
         """Call a function that returns a status. Raises LibraryFault for any but success."""
         status = getattr(self.functions, name)(*arguments)
         if status != SUCCESS:
-            raise LibraryFault(f"{name}: {self.status_name(status)}")
+            words: bytes | None = None
+            if self.status_name is not None:
+                function = getattr(self.functions, self.status_name)
+                function.argtypes, function.restype = [ctypes.c_int], ctypes.c_char_p
+                words = function(status)
+            raise LibraryFault(f"{name}: {f'status {status}' if words is None else words.decode(errors='replace')}")
 
     def version(self, function: str, handle: object) -> int:
         """Return the number that a function puts behind its last argument."""
@@ -127,10 +132,11 @@ def find(name: str) -> str:
     return str(path)
 
 
-def load(path: str, types: Mapping[str, Sequence[type]], status_name: Callable[[Any, int], str]) -> Library:
+def load(path: str, types: Mapping[str, Sequence[type]], status_name: str | None = None) -> Library:
     """Load a library, its functions with their argument types; each returns a status, an int.
 
-    ``status_name`` is given the library too. Raises LibraryFault where the file or one of the functions is missing.
+    The function ``status_name`` has the words of a status. Raises LibraryFault where the file or one of the functions
+    is missing.
     """
     try:
         functions = ctypes.CDLL(path)
@@ -142,19 +148,7 @@ def load(path: str, types: Mapping[str, Sequence[type]], status_name: Callable[[
         except AttributeError:
             raise LibraryFault(f"{path}: has no function {name}") from None
         function.argtypes, function.restype = list(argument_types), ctypes.c_int
-    return Library(path, functions, lambda status: status_name(functions, status))
-
-
-def named_by(function: str) -> Callable[[Any, int], str]:
-    """Return a function that reads the words of a status from ``const char *function(status)``."""
-
-    def status_name(functions: Any, status: int) -> str:
-        name = getattr(functions, function)
-        name.argtypes, name.restype = [ctypes.c_int], ctypes.c_char_p
-        words: bytes | None = name(status)
-        return f"status {status}" if words is None else words.decode(errors="replace")
-
-    return status_name
+    return Library(path, functions, status_name)
 
 
 def open_nvidia(name: str, types: Mapping[str, Sequence[type]], status_name: str) -> Library:
@@ -162,7 +156,7 @@ def open_nvidia(name: str, types: Mapping[str, Sequence[type]], status_name: str
 
     Raises LibraryFault where there is none.
     """
-    return load(find(name), types, named_by(status_name))
+    return load(find(name), types, status_name)
 
 
 def create(stack: ExitStack, library: Library, maker: str, destroyer: str, *arguments: Any) -> Pointer:

@@ -40,7 +40,7 @@ def open_library(path: Path | None) -> Library:
     if path is None:
         raise LibraryFault("no library is named; build one and name it with --sputnik (docs/benchmarking.md)")
     # Resolved: a bare name would be looked for in the system's folders.
-    return load(str(path.resolve()), TYPES, lambda _functions, status: f"cudaError {status}")
+    return load(str(path.resolve()), TYPES)
 
 
 @contextmanager
