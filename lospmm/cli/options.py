@@ -13,11 +13,9 @@ import typer
 
 from lospmm.artifact.artifact import Artifact
 from lospmm.errors import BadRequest, printable
-from lospmm.gpu.detect import device_of
 from lospmm.matrix import limit, readers
 from lospmm.problem.device import DEVICES, DeviceSpec, find_device
 from lospmm.problem.dtype import DTYPES, FLOAT32
-from lospmm.problem.problem import Problem
 from lospmm.progress import tell
 from lospmm.settings import settings
 from lospmm.tuning.options import Options, called, check_served
@@ -187,15 +185,6 @@ def say(*, quiet: bool) -> Callable[[str], None]:
             tell(printable(line))
 
     return write
-
-
-def read_problem(
-    matrix: Path, n: int, device: str, tensor: str | None, seed: int
-) -> tuple[readers.MatrixFile, Problem]:
-    """Read a matrix file, and return it with the problem of its product. Raises BadRequest."""
-    gpu = device_of(device)
-    file = readers.read(matrix, tensor=tensor, seed=seed)
-    return file, Problem(file.matrix, n, gpu)
 
 
 def tuned_for(kept: Artifact, directory: Path, device: str) -> DeviceSpec:

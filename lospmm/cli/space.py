@@ -9,10 +9,12 @@ from lospmm.cli.options import (
     QuietOption,
     SeedOption,
     TensorOption,
-    read_problem,
 )
 from lospmm.cli.show import show_space
 from lospmm.codegen import check_target
+from lospmm.gpu.detect import device_of
+from lospmm.matrix import readers
+from lospmm.problem.problem import Problem
 from lospmm.progress import reported
 from lospmm.stages import Stages
 from lospmm.tuning.build import for_emitter
@@ -31,7 +33,8 @@ def space(
     quiet: QuietOption = False,
 ) -> None:
     """Count the tile sizes that each constraint removes, and those that are left to `lospmm tune`."""
-    _, problem = read_problem(matrix, n, device, tensor, seed)
+    gpu = device_of(device)
+    problem = Problem(readers.read(matrix, tensor=tensor, seed=seed).matrix, n, gpu)
     language = Options(emitter=emitter).resolved(problem.device, None).emitter
     check_target(language, problem.device.arch)
     with reported(quiet=quiet) as progress:

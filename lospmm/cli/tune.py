@@ -14,10 +14,10 @@ from lospmm.cli.options import (
     Tuning,
     note_of_elements,
     out_option,
-    read_problem,
     tunes,
 )
 from lospmm.cli.show import show_manifest
+from lospmm.gpu.detect import device_of
 from lospmm.matrix import readers
 from lospmm.model.layer_table import Bias, LayerSpec
 from lospmm.progress import reported, tell
@@ -43,8 +43,8 @@ def tune(
         done = _tuned_there(matrix, tensor, row, numbers, tuning)
         artifact.write(done, out)
     else:
-        file, plain = read_problem(matrix, row.columns, tuning.device, tensor, tuning.seed)
-        done = _tuned_here(row.request(file, numbers, plain.device, tuning.options, tuning.seed), out, quiet=quiet)
+        gpu, file = device_of(tuning.device), readers.read(matrix, tensor=tensor, seed=tuning.seed)
+        done = _tuned_here(row.request(file, numbers, gpu, tuning.options, tuning.seed), out, quiet=quiet)
         _note_of_zeros(file)
         note_of_elements(file, tuning.options.dtype)
     show_manifest(done.manifest, out, as_json=tuning.as_json)

@@ -19,20 +19,28 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from lospmm.artifact import artifact
-from lospmm.artifact.artifact import BIAS_FILE, CUBIN_FILE, MATRIX_FILE, SOURCE_FILES, SPACE_FILE, TUNING_FILE
-from lospmm.artifact.manifest import MANIFEST_FILE
+from lospmm.artifact.artifact import (
+    BIAS_FILE,
+    CUBIN_FILE,
+    MANIFEST_FILE,
+    MATRIX_FILE,
+    SOURCE_FILES,
+    SPACE_FILE,
+    TUNING_FILE,
+)
 from lospmm.client.answers import Job, JobsPage, NamedKernel, error_of, parsed
 from lospmm.client.connection import Connection, Gone
 from lospmm.client.progress import Hear, LayerProgress, layer_stages, stages
-from lospmm.client.queries import options_query, row_of, row_query
 from lospmm.client.uploads import Biases, ModelWeights, Numbers, Upload, read_uploads, table_of, upload_of
 from lospmm.errors import BadRequest, LospmmError, ServiceFault
 from lospmm.kernel import Kernel, whole_number
 from lospmm.matrix.readers import MatrixFile
-from lospmm.model.layer_table import ANY, LayerKernel, LayerTable
-from lospmm.problem.convolution import Convolution
+from lospmm.model.layer_table import ANY, LayerKernel, LayerSpec, LayerTable
+from lospmm.problem.convolution import Convolution, written
+from lospmm.problem.problem import columns_of
 from lospmm.problem.weights import Weights, flattened, matrix_and_values
 from lospmm.stages import Progress, silent
+from lospmm.tuning.options import SERVED_OPTIONS, check_served, options_of
 
 Result = TypeVar("Result")
 
@@ -133,8 +141,8 @@ class Client:
         within ``timeout_seconds``: the job goes on, and the same call finds it.
         """
         columns = None if n is None else whole_number("n", n)
-        row = replace(row_of(columns, convolution, bias=False, relu=relu, residual=residual), transpose=transpose)
-        query = options_query(device, seed, options) | row_query(row)
+        row = replace(_row_of(columns, convolution, bias=False, relu=relu, residual=residual), transpose=transpose)
+        query = _options_query(device, seed, options) | _row_query(row)
         file = row.file(MatrixFile(*matrix_and_values(flattened(weights, convolution), tensor, seed), "weights"))
         of_file = Path(weights).stem if isinstance(weights, str | PathLike) else "weights"
         upload = upload_of(tensor or of_file, file.matrix, file.values, bias)
@@ -172,9 +180,9 @@ class Client:
         ``each_layer`` yields the results once all have ended, with one kernel in memory at a time; ``tune_model``
         returns them as a list. A kernel that the caller ``has``, with this digest, is not fetched.
         """
-        query = options_query(device, seed, {"cache": "network", **options})
+        query = _options_query(device, seed, {"cache": "network", **options})
         if layers is None:
-            layers = LayerTable({ANY: row_of(n, convolution, bias=biases is True, relu=relu, residual=residual)})
+            layers = LayerTable({ANY: _row_of(n, convolution, bias=biases is True, relu=relu, residual=residual)})
         elif n is not None or convolution is not None or biases or relu or residual:
             raise BadRequest("layers gives n, convolution, bias, relu and residual of each layer: leave these out")
         table = layers if min_sparsity is None else replace(layers, min_sparsity=min_sparsity)
@@ -347,3 +355,33 @@ def _identity(text: str) -> str:
 
 def _deadline(timeout_seconds: float | None) -> float:
     return math.inf if timeout_seconds is None else time.monotonic() + timeout_seconds
+
+
+def _options_query(device: str, seed: int, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters of a tuning, without those of a layer.
+
+    Raises BadRequest, and Unsupported for what the service decides itself.
+    """
+    check_served(options)
+    chosen = options_of(options)
+    served = {name: getattr(chosen, name) for name in SERVED_OPTIONS}
+    return {"device": str(device), "seed": whole_number("seed", seed), **served}
+
+
+def _row_of(
+    n: int | Iterable[int] | None, convolution: Convolution | None, *, bias: bool, relu: bool, residual: bool
+) -> LayerSpec:
+    """Return the row of all layers of a model, with one or several numbers of columns. Raises BadRequest."""
+    if isinstance(n, Iterable):
+        columns: int | tuple[int, ...] | None = tuple(whole_number("n", one) for one in n)
+    else:
+        columns = None if n is None else whole_number("n", n)
+    columns_of(0, convolution)  # raises for what is no convolution
+    conv = None if convolution is None else written(convolution)
+    return LayerSpec(n=columns, conv=conv, bias=bias, relu=relu, residual=residual)
+
+
+def _row_query(row: LayerSpec) -> dict[str, Any]:
+    """Return the parameters of a layer, of its row of a layer table; those with their defaults are left out."""
+    given = {name: value for name, value in row.given.items() if name not in ("n", "groups", "transpose", "bias")}
+    return {"n": ",".join(str(one.columns) for one in row.each)} | given

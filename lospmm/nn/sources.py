@@ -17,7 +17,7 @@ from lospmm.problem.problem import Problem
 from lospmm.settings import settings
 from lospmm.stages import Progress
 from lospmm.tuning import jobs
-from lospmm.tuning.options import SERVED_OPTIONS, Options, check_served
+from lospmm.tuning.options import Options, check_served
 from lospmm.tuning.request import Request
 from lospmm.tuning.session import Session
 
@@ -73,8 +73,6 @@ def tuner_there(
     check_served(asdict(options))
 
     def tune(problem: Problem, progress: Progress) -> Callable[[], Kernel]:
-        own = options_for(problem, options)
-        served = {name: getattr(own, name) for name in SERVED_OPTIONS}
         epilogue = problem.epilogue
         kernel = served_by.tune(
             problem.matrix,
@@ -85,7 +83,7 @@ def tuner_there(
             relu=epilogue.relu,
             residual=epilogue.residual,
             progress=progress,
-            **served,
+            **asdict(options_for(problem, options)),
         )
         return lambda: kernel
 

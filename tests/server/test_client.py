@@ -24,13 +24,11 @@ from lospmm.client import connection
 from lospmm.client.answers import ProblemDetails
 from lospmm.client.client import Client
 from lospmm.client.connection import Gone
-from lospmm.client.queries import options_query
 from lospmm.errors import BadMatrix, BadRequest, BadSettings, DiskFault, LospmmError, ServiceFault, Unsupported
 from lospmm.matrix.csr import from_dense
 from lospmm.matrix.readers import VECTOR
 from lospmm.model.layer_table import LayerSpec, LayerTable
 from lospmm.problem.convolution import Convolution, written
-from lospmm.tuning.options import SERVED_OPTIONS
 from lospmm_server import keys, problems
 from lospmm_server.database import open_database
 from tests.docs.pages import DOCS, blocks
@@ -97,13 +95,6 @@ def test_options_of_the_service(client: Client) -> None:
         client.job("../../etc/passwd")
     with pytest.raises(Gone, match="no kernel of this digest"):
         client.kernel("0" * 64)
-
-
-def test_a_parameter_that_came_later_is_asked_for_where_it_matters() -> None:
-    """An older service refuses what it does not know."""
-    for later, value in (("trials", "proxy"), ("memory", "low"), ("values", "int8")):
-        assert options_query("h200", 0, {later: value})[later] == value
-    assert set(SERVED_OPTIONS) - {"trials", "memory", "values"} < set(options_query("h200", 0, {}))
 
 
 def test_layers_of_a_model_are_timed_as_in_a_network(client: Client) -> None:
