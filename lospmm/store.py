@@ -87,6 +87,10 @@ class FolderFiles(Mapping[str, bytes]):
         with system_errors(BadRequest, f"{self.later[name]}: cannot be read"):
             return self.later[name].read_bytes()
 
+    def __or__(self, others: dict[str, bytes]) -> "FolderFiles":
+        """Return the files with others of these names, as of a dict."""
+        return FolderFiles(self.held | others, self.later)
+
     def __iter__(self) -> Iterator[str]:
         return iter((*self.held, *self.later))
 

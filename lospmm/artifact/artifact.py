@@ -68,7 +68,7 @@ class Artifact:
     """A tuned kernel: the parsed manifest.json, and all files by name, that one included."""
 
     manifest: Mapping[str, Any]
-    files: Mapping[str, bytes]
+    files: dict[str, bytes] | FolderFiles
 
     def __hash__(self) -> int:
         return hash((self.manifest["name"], self.manifest["cubin_sha256"]))
@@ -82,12 +82,6 @@ class Artifact:
     def source(self) -> bytes:
         """The source, or the listing of machine code."""
         return self.files[SOURCE_FILES[self.manifest["emitter"]]]
-
-    def replaced(self, changed: Mapping[str, bytes]) -> Mapping[str, bytes]:
-        """Return the files with others of these names."""
-        if isinstance(self.files, FolderFiles):
-            return FolderFiles({**self.files.held, **changed}, self.files.later)
-        return {**self.files, **changed}
 
     def matrix(self) -> SparseMatrix:
         """Return A. Raises BadRequest if it is missing or its fingerprint is not the manifest's."""
@@ -135,7 +129,7 @@ class Artifact:
         return None if window is None else convolution_of(window)
 
 
-def from_files(files: Mapping[str, bytes], where: str) -> Artifact:
+def from_files(files: dict[str, bytes] | FolderFiles, where: str) -> Artifact:
     """Return the artifact of these files. Raises BadRequest if they are no artifact or not complete."""
     if MANIFEST_FILE not in files:
         raise BadRequest(f"{where}: holds no {MANIFEST_FILE} of a kernel; of a model, name one layer's folder")

@@ -87,7 +87,7 @@ def _with_cubin(kernel: Artifact, binary: Binary, verified: Mapping[str, Verifie
     if _is_verified_on_gpu(kernel):
         changed["verified"] = asdict(verified[name]) if name in verified else None
     manifest = json.dumps({**kernel.manifest, **changed}, indent=2) + "\n"
-    files = kernel.replaced({CUBIN_FILE: binary.cubin, MANIFEST_FILE: manifest.encode()})
+    files = kernel.files | {CUBIN_FILE: binary.cubin, MANIFEST_FILE: manifest.encode()}
     return from_files(files, f"kernel {name}, joined")
 
 
