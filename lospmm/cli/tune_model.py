@@ -95,7 +95,7 @@ def _tuned_here(batch: Batch, out: Path, *, quiet: bool) -> ModelFolder:
 
     @contextmanager
     def watch(kernel: LayerKernel) -> Iterator[Progress]:
-        say(quiet=quiet)(f"layer {names.index(kernel.name) + 1} of {len(names)}: {kernel.name}")
+        say(quiet=quiet)(f"kernel {names.index(kernel.name) + 1} of {len(names)}: {kernel.name}")
         with reported(quiet=quiet, ends=False) as progress:
             yield progress
 

@@ -130,7 +130,7 @@ def test_every_weight_has_a_folder(tune_model: Callable[..., Answer], model: Pat
         for layer in report["layers"]
         for launch, name in [(layer["launch"], layer["name"])]
     ]
-    layers = [f"layer {at} of 4: {name}" for at, name in enumerate(("conv", "fc.0", "fc.1", "fc.2"), 1)]
+    layers = [f"kernel {at} of 4: {name}" for at, name in enumerate(("conv", "fc.0", "fc.1", "fc.2"), 1)]
     note, *rest = answer.err.splitlines()
     assert note.startswith("note: kernels of products for the 4-D weights conv, which lospmm.nn.load_ cannot use: ")
     assert rest[:-1] == layers
@@ -152,7 +152,7 @@ def test_several_columns(tune_model: Callable[..., Answer], model: Path, tmp_pat
         assert total["dense_micros"] == pytest.approx(sum(row["dense_forecast_micros"] for row in own))
         assert total["chosen_micros"] == pytest.approx(sum(row["estimated_micros"] for row in own))
     assert [row.split()[:2] for row in answer.out.splitlines()[1:9]] == [[name, str(n)] for name, n, _ in rows]
-    assert "layer 2 of 8: conv@8\n" in answer.err
+    assert "kernel 2 of 8: conv@8\n" in answer.err
     assert {name: one.manifest["n"] for name, one in lospmm.load_model(out).items()} == {
         folder: n for _, n, folder in rows
     }
