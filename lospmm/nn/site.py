@@ -4,7 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -47,7 +47,7 @@ def kind_of(original: type[nn.Module]) -> str | None:
     return _KINDS.get(original.__bases__[0]) if original.__name__.startswith("Parametrized") else None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Site:
     """Weight that is pruned enough; ``weight`` is its name in ``module``."""
 
@@ -59,7 +59,7 @@ class Site:
     shape: tuple[int, int]  # of A
     sparsity: float  # share of zeros in the weight; with groups, A has more
     versions: tuple[int, ...] | None  # of its tensors when they were read, as in ``versions_of``
-    _matrix: list[SparseMatrix] = field(default_factory=list)
+    _matrix: SparseMatrix | None = None
 
     @property
     def tensors(self) -> Tensors:
@@ -69,12 +69,13 @@ class Site:
     @property
     def matrix(self) -> SparseMatrix:
         """A, read on first use and kept until ``forget``: a model's take more memory than its weights."""
-        self._matrix[:] = self._matrix or [self.tensors.matrix()]
-        return self._matrix[0]
+        if self._matrix is None:
+            self._matrix = self.tensors.matrix()
+        return self._matrix
 
     def forget(self) -> None:
         """Free the memory of ``matrix``."""
-        self._matrix.clear()
+        self._matrix = None
 
     @property
     def is_convolution(self) -> bool:

@@ -170,7 +170,7 @@ def test_it_is_launched_through_cublas(made: Kernel, fake: str, monkeypatch: pyt
     def opened() -> Library:
         return load(fake, cublas.TYPES, "cublasGetStatusName")
 
-    monkeypatch.setitem(CublasKernel.__init__.__kwdefaults__, "open_library", opened)
+    monkeypatch.setattr("lospmm.gpu.libraries.dense.open_library", opened)
     driver = HostDriver()
     launch = made.launcher(driver)
     assert isinstance(launch, CublasKernel)

@@ -3,6 +3,7 @@
 import ctypes
 from collections.abc import Callable
 from dataclasses import replace
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -30,7 +31,8 @@ def problem_of(matrix: SparseMatrix, n: int, dtype: str = "float32") -> Problem:
 
 
 def opened_dense(problem: Problem, driver: HostDriver, open_library: Callable[[], Library]) -> CublasKernel:
-    return CublasKernel(problem.matrix, problem.n, problem.dtype, driver, open_library=open_library)
+    with patch.object(dense, "open_library", open_library):
+        return CublasKernel(problem.matrix, problem.n, problem.dtype, driver)
 
 
 def product(problem: Problem, kernel: CublasKernel, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

@@ -6,7 +6,6 @@ kernel as a fallback. ``lospmm.nn`` leaves such a layer to torch, whose linear l
 """
 
 import threading
-from collections.abc import Callable
 from contextlib import ExitStack
 
 from lospmm.errors import GpuFault
@@ -16,11 +15,11 @@ from lospmm.gpu.libraries.cublas import (
     MAX_DENSE_BYTES,
     create_handle,
     multiply,
+    open_library,
     place_dense,
     use_stream,
 )
-from lospmm.gpu.libraries.cublas import open_library as open_cublas
-from lospmm.gpu.libraries.library import REAL, Library, LibraryFault, LibraryTask
+from lospmm.gpu.libraries.library import REAL, LibraryFault, LibraryTask
 from lospmm.gpu.protocol import Driver
 from lospmm.matrix.csr import SparseMatrix
 from lospmm.problem.dtype import Dtype
@@ -42,15 +41,7 @@ def refusal(problem: Problem) -> str | None:
 class CublasKernel:
     """C (m, n) = A x B by cuBLAS in a type. Raises GpuFault without cuBLAS or memory."""
 
-    def __init__(
-        self,
-        matrix: SparseMatrix,
-        n: int,
-        dtype: Dtype,
-        driver: Driver,
-        *,
-        open_library: Callable[[], Library] = open_cublas,
-    ) -> None:
+    def __init__(self, matrix: SparseMatrix, n: int, dtype: Dtype, driver: Driver) -> None:
         self._shape = matrix.m, matrix.k, n
         self._real = REAL[dtype.storage]
         self._compute = COMPUTE_32F_FAST_TF32 if dtype.name == "tf32" else COMPUTE_32F
