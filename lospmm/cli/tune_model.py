@@ -23,7 +23,7 @@ from lospmm.cli.options import (
     tunes,
 )
 from lospmm.cli.output import print_json, print_table
-from lospmm.errors import BadRequest
+from lospmm.errors import BadRequest, LospmmError
 from lospmm.gpu.detect import device_of
 from lospmm.matrix.layers import REPORT_FILE, Found, open_model
 from lospmm.matrix.readers import VECTOR, MatrixFile
@@ -65,15 +65,20 @@ def tune_model(
     with alone_in(out):
         folder = (_tuned_here if tuning.address is None else partial(_tuned_there, tuning))(batch, out, quiet=quiet)
         folder.check()
+        apart: Mapping[str, LospmmError] = {}
         if tuning.options.memory == "low":
-            join_layers(folder, batch, store=kept.open_store(), heard=lambda name: say(quiet=quiet)(f"join: {name}"))
+            store, heard = kept.open_store(), lambda name: say(quiet=quiet)(f"join: {name}")
+            apart = join_layers(folder, batch, store=store, heard=heard)
     _show(folder, as_json=tuning.as_json)
     if any(layer.launch is not None for layer in folder.report.layers):
         say(quiet=quiet or tuning.as_json)(
             f"next: lospmm.nn.load_(model, {str(out)!r}) or lospmm.load_model({str(out)!r}) in Python"
         )
-    if folder.report.exit_code:
-        raise typer.Exit(folder.report.exit_code)
+    if apart:
+        first = next(iter(apart.values()))
+        say(quiet=False)(f"error: kernels of several N are whole, but not joined, of {_listed([*apart])}: {first}")
+    if status := folder.report.exit_code or max((error.exit_code for error in apart.values()), default=0):
+        raise typer.Exit(status)
 
 
 def _table(path: Path | None, own: Mapping[str, Any]) -> LayerTable:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from lospmm.artifact import artifact
-from lospmm.errors import BadMatrix, LospmmError
+from lospmm.errors import BadMatrix, LospmmError, ToolchainFault
 from lospmm.matrix.layers import Found
 from lospmm.matrix.readers import MatrixFile
 from lospmm.model.folder import Batch, ModelFolder
@@ -56,11 +56,15 @@ def tune_here(folder: ModelFolder, batch: Batch, gpu: DeviceSpec, *, store: Stor
         written.result()
 
 
-def join_layers(folder: ModelFolder, batch: Batch, *, store: Store, heard: Callable[[str], None]) -> None:
+def join_layers(
+    folder: ModelFolder, batch: Batch, *, store: Store, heard: Callable[[str], None]
+) -> dict[str, ToolchainFault]:
     """Join each layer's kernels for several N (``memory`` low) in one cubin, which has A once.
 
-    ``heard`` is called with the layer before. Kernels that cannot be joined fail. Raises as ``tune_here``.
+    ``heard`` is called with the layer before. Kernels that cannot be joined fail. Where this machine cannot compile,
+    as behind a service, they stay as they are: returns why, by layer. Raises as ``tune_here``.
     """
+    apart = {}
     with Session(settings().workers) as session:
         for layer in dict.fromkeys(kernel.layer for kernel in batch.kernels):
             rows = ((kernel, folder.row_of(kernel)) for kernel in batch.table.kernels_of(layer))
@@ -72,9 +76,12 @@ def join_layers(folder: ModelFolder, batch: Batch, *, store: Store, heard: Calla
                 made = joined([artifact.read(folder.path(kernel)) for kernel, _ in own], store=store, session=session)
                 for (kernel, row), one in zip(own, made, strict=True):
                     folder.keep(kernel, row.digest, one)
+            except ToolchainFault as error:
+                apart[layer] = error
             except LospmmError as error:
                 for kernel, row in own:
                     folder.fail(kernel, row.digest, error)
+    return apart
 
 
 def _wanted(batch: Batch) -> Iterator[Wanted]:

@@ -18,7 +18,7 @@ from safetensors.numpy import save_file
 import lospmm
 from lospmm.artifact import artifact
 from lospmm.artifact.artifact import Artifact
-from lospmm.errors import BadRequest, NothingFits, VerificationFailed, printable
+from lospmm.errors import BadRequest, LospmmError, NothingFits, ToolchainFault, VerificationFailed, printable
 from lospmm.matrix.csr import from_dense
 from lospmm.matrix.layers import open_model
 from lospmm.model import batch
@@ -204,9 +204,14 @@ def test_one_copy_of_each_layer(
     assert inodes(out) == before, "nothing is joined again"
 
     def failing(*_: object, **__: object) -> None:
-        raise VerificationFailed("other numbers, joined")
+        raise faults.pop()
 
+    faults: list[LospmmError] = [ToolchainFault("no CUDA toolkit")] * 2
     monkeypatch.setattr(batch, "joined", failing)
+    answer = tune_model(*low, n="1,2")
+    assert (answer.status, answer.error.rpartition(", of ")[2]) == (4, "a, b: no CUDA toolkit")
+    assert not any(row["error"] for row in report_in(out)["layers"]), "a client of a service may have no compilers"
+    faults += [VerificationFailed("other numbers, joined")] * 2
     answer = tune_model(*low, n="1,2")
     assert answer.status == 5
     assert {row["error"]["message"] for row in report_in(out)["layers"]} == {"other numbers, joined"}
