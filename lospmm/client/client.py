@@ -142,7 +142,8 @@ class Client:
         """
         columns = None if n is None else whole_number("n", n)
         row = replace(_row_of(columns, convolution, bias=False, relu=relu, residual=residual), transpose=transpose)
-        query = _options_query(device, seed, options) | _row_query(row)
+        given = {name: value for name, value in row.given.items() if name in ("conv", "relu", "residual")}
+        query = {**_options_query(device, seed, options), "n": row.columns, **given}
         file = row.file(MatrixFile(*matrix_and_values(flattened(weights, convolution), tensor, seed), "weights"))
         of_file = Path(weights).stem if isinstance(weights, str | PathLike) else "weights"
         upload = upload_of(tensor or of_file, file.matrix, file.values, bias)
@@ -379,9 +380,3 @@ def _row_of(
     columns_of(0, convolution)  # raises for what is no convolution
     conv = None if convolution is None else written(convolution)
     return LayerSpec(n=columns, conv=conv, bias=bias, relu=relu, residual=residual)
-
-
-def _row_query(row: LayerSpec) -> dict[str, Any]:
-    """Return the parameters of a layer, of its row of a layer table; those with their defaults are left out."""
-    given = {name: value for name, value in row.given.items() if name not in ("n", "groups", "transpose", "bias")}
-    return {"n": ",".join(str(one.columns) for one in row.each)} | given
