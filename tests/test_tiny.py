@@ -72,7 +72,6 @@ FIELDS = {
         "families",
         "dense_forecast_micros",
         "memory",
-        "expected_gain",
         "like",
     },
     "seconds": {"total", *STAGES},

@@ -65,8 +65,6 @@ def _search(search: Mapping[str, Any]) -> dict[str, str]:
         )
     if others := _others(search["families"]):
         rows["families"] = others
-    if (gain := search["expected_gain"]) is not None:
-        rows["a longer search"] = f"is expected to save {gain:.1%}"
     return rows
 
 

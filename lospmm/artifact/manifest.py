@@ -106,7 +106,6 @@ class SearchSummary:
     families: tuple[FamilySummary, ...] = ()
     dense_forecast_micros: float | None = None
     memory: str = "fast"
-    expected_gain: float | None = None  # share of the time that a longer search is expected to save; null: unknown
     like: str | None = None  # fingerprint of the alike layer whose plan was timed in place of all plans
 
 

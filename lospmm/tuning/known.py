@@ -1,13 +1,12 @@
 """The candidates of a tuning, with what is known about them: forecasts and times."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from lospmm.families.candidate import Candidate
 from lospmm.space.candidates import Pool
 from lospmm.space.explore import Space
-from lospmm.tuning.trial import Trial, settled_micros
+from lospmm.tuning.trial import Trial
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +40,6 @@ class Known:
     pool: Pool | None = None  # unrolled candidates that a search may time; None: not built yet
     trials: tuple[Trial, ...] = ()  # in the order of timing
     like: str | None = None  # fingerprint of the alike layer whose plan stands in ``plans`` for all
-    unrolled_gain: float | None = None  # expected of one more unrolled kernel, as a share of the least time of them
 
     def plans_of(self, family: str) -> tuple[Candidate, ...]:
         """Return the plans of a family, the best forecast first."""
@@ -56,20 +54,3 @@ class Known:
     def other_trials(self) -> tuple[Trial, ...]:
         """The trials of all other families."""
         return tuple(one for one in self.trials if not one.candidate.is_unrolled)
-
-    @property
-    def expected_gain(self) -> float | None:
-        """The share of the fastest kernel's time that a longer search is expected to save; None if unknown.
-
-        That is by one more unrolled kernel (``Surrogate.expected_gain``), or by a family that was not timed, as
-        forecast.
-        """
-        own = settled_micros(self.unrolled_trials)
-        fastest = min(own, settled_micros(self.other_trials))
-        timed = {trial.candidate.family for trial in self.trials}
-        left = [one.score for one in self.plans if one.family not in timed]
-        if self.unrolled_gain is not None:
-            left.append(own * (1 - self.unrolled_gain))
-        elif not self.unrolled_trials and self.unrolled_micros is not None:
-            left.append(self.unrolled_micros)
-        return max(0.0, 1 - min(left) / fastest) if left and fastest < math.inf else None

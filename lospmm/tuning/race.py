@@ -142,10 +142,8 @@ def race_unrolled(
         runner.drop()
     if not is_ended():
         trials = timed_again(timed_again(trials, runner, (policy.sure,)), runner, policy.finals)
-    with stages.part("rank"):
-        gain = surrogate.expected_gain(trials)
     shown = replace(known.choice, shortlist=tuple(first[: len(known.choice.shortlist)]))
-    return replace(known, choice=shown, trials=(*known.trials, *trials), unrolled_gain=gain)
+    return replace(known, choice=shown, trials=(*known.trials, *trials))
 
 
 def _first_unrolled(problem: Problem, choice: Choice, policy: Policy) -> list[Candidate]:

@@ -173,7 +173,6 @@ def search_summary(
         families=(*_of_unrolled(known), *_families(known, options), *_of_dense(dense)),
         dense_forecast_micros=known.dense_micros,
         memory=options.memory,
-        expected_gain=known.expected_gain,
         like=known.like,
     )
 

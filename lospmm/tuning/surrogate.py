@@ -8,7 +8,6 @@ constants below were chosen on the times of benchmarks/results/paper_exhaustive.
 (``git show 4d5cd0a:benchmarks/search_replay.py``).
 """
 
-import math
 from collections.abc import Iterable, Mapping, Sequence, Set
 from functools import cache
 
@@ -78,21 +77,6 @@ class Surrogate:
             chosen = self._most_promising(ran, [one.plan for one in waiting if _is_alike(one)], count)
         self._taken |= set(chosen)
         return [unrolled(self.pool[index], float(np.exp(self.pool.forecast[index]))) for index in chosen]
-
-    def expected_gain(self, trials: Sequence[Trial]) -> float | None:
-        """Return the greatest expected improvement of a candidate that was not timed, as a share of the least time.
-
-        In 40 searches replayed on times of an H200 it was 5 % after ten kernels, 3 % after 22 and 1 % after 46, in the
-        mean; the rest of a search, of 94 kernels, gained 5, 2 and 1 %. None if no kernel ran.
-        """
-        ran = {one.candidate.plan: one.micros for one in trials if one.has_run and _is_alike(one.candidate)}
-        if not ran:
-            return None
-        with _blas().limit(limits=1):
-            order, improvement = self._improvements(ran, ())
-        timed = {self.pool.find(one.tile, one.schedule) for one in ran}
-        left = [gain for index, gain in zip(order.tolist(), improvement.tolist(), strict=True) if index not in timed]
-        return 1 - math.exp(-max(left, default=0.0))
 
     def _most_promising(
         self, micros: Mapping[UnrolledPlan, float], waiting: Sequence[UnrolledPlan], count: int

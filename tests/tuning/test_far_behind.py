@@ -266,18 +266,6 @@ def test_with_a_budget_the_better_forecast_comes_first() -> None:
     assert others_first(SMALL, Options(**TIMED), known_with(0.1 * micros)) is None
 
 
-def test_a_longer_search_gains_by_what_is_forecast_to_be_faster_and_was_not_timed() -> None:
-    timed = timed_in(10.0)
-    assert timed.choice is None
-    assert timed.expected_gain == 0.0  # the unrolled kernel is forecast to take 100 us
-    assert replace(timed, unrolled_micros=8.0).expected_gain == pytest.approx(0.2)
-    assert replace(timed, unrolled_micros=None).expected_gain is None  # all was timed
-    other = Candidate("hyb", None, 5.0)
-    assert replace(timed, plans=(*timed.plans, other)).expected_gain == pytest.approx(0.5)
-    for nothing in (timed_in(None), known_with(5.0)):
-        assert nothing.expected_gain is None
-
-
 def timed_in(micros: float | None) -> Known:
     known = known_with(5.0)
     return replace(known, unrolled_micros=100.0, trials=(Trial(known.plans[0], measurement_of(micros)),))

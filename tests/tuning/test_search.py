@@ -105,23 +105,6 @@ def test_it_learns_what_the_estimate_does_not_know(axis: str, place: int) -> Non
     assert getattr(winner.schedule, axis) == values[place] or best > 0.98 * others
 
 
-def test_after_a_whole_search_less_is_expected_of_a_longer_one_than_after_a_short_one() -> None:
-    def after(count: int) -> Known:
-        runner = LookupRunner(rough, is_over=lambda: len(runner.asked) >= count)
-        return raced(runner)
-
-    def rough(candidate: Candidate) -> float:
-        off = 0.08 * drawn(candidate).standard_normal()
-        return float(estimate_micros(PROBLEM, [candidate.plan])[0] * np.exp(off))
-
-    short, longer, whole = (after(count).unrolled_gain or 0.0 for count in (3, 30, 200))
-    assert 0.01 > whole >= 0 and whole < min(short, longer) and max(short, longer) < 0.2
-    assert raced(LookupRunner(lambda _: None)).unrolled_gain is None
-    known = after(30)
-    assert known.expected_gain == pytest.approx(longer)  # nothing else is left
-    assert replace(known, unrolled_gain=None).expected_gain is None
-
-
 def test_it_finds_a_valley_that_the_estimate_does_not_lead_to() -> None:
     """Low tiles are twice as fast as estimated; of all that is looked at, little is faster in the end."""
 
@@ -264,7 +247,7 @@ def test_the_seconds_of_choosing_are_counted() -> None:
                 yield
 
     raced(LookupRunner(lambda candidate: float(candidate.plan.tile.rows)), stages=Counted())
-    assert parts == ["rank"] * (1 + FULL.rounds + 1)  # the pool, each round, and what a longer search may gain
+    assert parts == ["rank"] * (1 + FULL.rounds)  # the pool, and each round
 
 
 def test_kernels_that_fail_are_skipped() -> None:
