@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from lospmm.families.groups import make_groups, make_rows, row_starts, team_starts
+from lospmm.families.groups import make_groups, team_starts
 from lospmm.families.lane import VECTOR_BYTES, WARP, grid_of
 from lospmm.families.packed import PackedKernel, pack, source_of_template
 from lospmm.families.traffic import LAUNCH_MICROS, Traffic, micros_of
@@ -21,7 +21,7 @@ from lospmm.space.candidates import Ints, ceil_divs
 
 GROUPS = (4, 8, 16, 32, 64)
 WARPS = (4, 8, 16)
-SHARES = (0, 4, 16, 64)
+SHARES = (4, 16, 64)
 
 #: The most entries with padding, relative to those without: longer groups are not tried.
 MAX_PADDING = 2.0
@@ -47,7 +47,7 @@ class GroupCooPlan:
     lanes: int  # threads of a team, side by side along a row of C
     vector: int  # columns of a thread
     warps: int  # of a block
-    share: int  # groups of a team, unless a row alone has more for each; 0: a row
+    share: int  # groups of a team, unless a row alone has more for each
 
     @property
     def teams(self) -> int:
@@ -126,12 +126,9 @@ def _micros(problem: Problem, plan: GroupCooPlan, counts: Ints) -> float:
     column_blocks = ceil_div(problem.n, plan.cols)
     columns = column_blocks * plan.cols
     threads = plan.warps * WARP
-    rows = int(np.count_nonzero(counts))
-    share = plan.share or groups / max(1, rows)  # teams of one row each have similar lengths
-    blocks = max(1, int(np.ceil(groups / (plan.teams * share)))) if groups else 1
+    blocks = max(1, ceil_div(groups, plan.teams * plan.share))
     apart = matrix.k * -np.expm1(entries / blocks * np.log1p(-1.0 / (matrix.k + 1)))  # rows of B that a block reads
-    fits = apart * plan.cols * size <= L1_BYTES or (not plan.share and longest <= 2 * share)
-    read = apart * blocks if fits else entries
+    read = apart * blocks if apart * plan.cols * size <= L1_BYTES else entries
     of_a = (8 * entries + 4 * groups) * column_blocks
     traffic = Traffic(
         l2_bytes=read * columns * size + of_a,
@@ -142,9 +139,9 @@ def _micros(problem: Problem, plan: GroupCooPlan, counts: Ints) -> float:
     steps = plan.group / min(plan.group, DEPTH) * STEP_CYCLES
     resident = min(device.threads_per_sm, device.registers_per_sm // REGISTERS) // threads
     waves = blocks * column_blocks / (device.sms * max(1, resident))
-    shared_rows = min(plan.teams, float(counts.mean()) / plan.share) if plan.share else 0.0
-    of_block = BLOCK_CYCLES + share * steps + shared_rows * PART_CYCLES
-    late = max((waves + 0.5) * of_block, BLOCK_CYCLES + longest / (plan.teams if plan.share else 1) * steps)
+    shared_rows = min(plan.teams, float(counts.mean()) / plan.share)
+    of_block = BLOCK_CYCLES + plan.share * steps + shared_rows * PART_CYCLES
+    late = max((waves + 0.5) * of_block, BLOCK_CYCLES + longest / plan.teams * steps)
     bounds = micros_of(problem, traffic) - LAUNCH_MICROS, in_l1 / device.clock_hz * 1e6, late / device.clock_hz * 1e6
     return LAUNCH_MICROS + float(np.linalg.norm(bounds))
 
@@ -152,12 +149,8 @@ def _micros(problem: Problem, plan: GroupCooPlan, counts: Ints) -> float:
 def pack_plan(problem: Problem, plan: GroupCooPlan) -> PackedKernel:
     """Return the kernel of a plan."""
     matrix, dtype, epilogue = problem.matrix, problem.dtype, problem.epilogue
-    if plan.share:
-        groups = make_groups(matrix.indptr, plan.group, plan.teams * plan.share)
-        starts = team_starts(groups, plan.teams)
-    else:
-        groups = make_rows(matrix.indptr, plan.group, plan.teams)
-        starts = row_starts(groups, plan.teams)
+    groups = make_groups(matrix.indptr, plan.group, plan.teams * plan.share)
+    starts = team_starts(groups, plan.teams)
     # Padding repeats the row's last entry with weight 0: its element of B is in the cache.
     first = groups.places[:, :1]
     is_there = groups.places >= 0

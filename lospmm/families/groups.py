@@ -4,7 +4,7 @@ A group is a row and ``length`` entries of it; a row's last group is padded. Gro
 block that has whole rows adds them up without atomics, in an order that is always the same.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,19 +33,15 @@ def make_groups(indptr: NDArray[np.int64], length: int, room: int) -> Groups:
     long_rows = np.flatnonzero(is_long)
     long_rows = long_rows[np.argsort(-counts[long_rows], kind="stable")]
     order = np.concatenate((long_rows, np.flatnonzero(~is_long & (counts > 0))))
-    groups, ends = _groups_of(indptr, length, order)
-    return replace(groups, blocks=_blocks(ends, len(long_rows), room))
-
-
-def make_rows(indptr: NDArray[np.int64], length: int, rows: int) -> Groups:
-    """Return the groups in blocks of ``rows`` rows of falling length, so that a block's rows are similar."""
-    counts = ceil_divs(np.diff(indptr), length)
-    order = np.argsort(-counts, kind="stable")[: np.count_nonzero(counts)]
-    groups, ends = _groups_of(indptr, length, order)
-    return replace(
-        groups,
-        blocks=np.concatenate(([0], ends[rows - 1 :: rows], ends[-1:] if len(ends) % rows else [])).astype(np.int64),
-    )
+    own = counts[order]
+    ends = np.cumsum(own)
+    row_of_group = np.repeat(np.arange(len(order)), own)
+    within = np.arange(len(row_of_group)) - (ends - own)[row_of_group]  # which of its row's groups
+    rows = order[row_of_group]
+    places = (indptr[rows] + within * length)[:, np.newaxis] + np.arange(length)
+    places[places >= indptr[rows + 1][:, np.newaxis]] = -1
+    empty_rows = np.flatnonzero(counts == 0).astype(np.int32)
+    return Groups(rows.astype(np.int32), places, _blocks(ends, len(long_rows), room), empty_rows)
 
 
 def team_starts(groups: Groups, teams: int) -> NDArray[np.int64]:
@@ -63,29 +59,6 @@ def team_starts(groups: Groups, teams: int) -> NDArray[np.int64]:
     starts = np.where(2 * abs(nearest - even) <= chunks, nearest, even)
     starts[:, 0] = begins
     return np.append(starts.reshape(-1), groups.blocks[-1])
-
-
-def row_starts(groups: Groups, teams: int) -> NDArray[np.int64]:
-    """Return where each team's groups begin, if every team has one row, as in blocks of ``make_rows``."""
-    of_rows = np.flatnonzero(np.diff(groups.rows, prepend=-1))
-    missing = (len(groups.blocks) - 1) * teams + 1 - len(of_rows)
-    return np.concatenate((of_rows, np.full(missing, groups.blocks[-1]))).astype(np.int64)
-
-
-def _groups_of(indptr: NDArray[np.int64], length: int, order: NDArray[np.int64]) -> tuple[Groups, Ints]:
-    """Return the groups of non-empty rows ``order``, not yet in blocks, and where each row's groups end."""
-    counts = ceil_divs(np.diff(indptr), length)
-    own = counts[order]
-    ends = np.cumsum(own)
-    total = int(ends[-1]) if len(ends) else 0
-    row_of_group = np.repeat(np.arange(len(order)), own)
-    within = np.arange(total) - (ends - own)[row_of_group]  # which of its row's groups
-    rows = order[row_of_group]
-    first = indptr[rows] + within * length
-    places = first[:, np.newaxis] + np.arange(length)
-    places[places >= indptr[rows + 1][:, np.newaxis]] = -1
-    empty_rows = np.flatnonzero(counts == 0).astype(np.int32)
-    return Groups(rows.astype(np.int32), places, np.zeros(1, np.int64), empty_rows), ends
 
 
 def _blocks(ends: Ints, long_rows: int, room: int) -> NDArray[np.int64]:

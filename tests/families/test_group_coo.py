@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from lospmm.families import FAMILIES
 from lospmm.families.group_coo import GROUPS, SHARES, WARPS, GroupCooPlan, forecast, pack_plan, plans, refusal
-from lospmm.families.groups import make_groups, make_rows, row_starts, team_starts
+from lospmm.families.groups import make_groups, team_starts
 from lospmm.matrix import readers
 from lospmm.matrix.csr import SparseMatrix, from_dense
 from lospmm.problem.dtype import DTYPES
@@ -67,19 +67,6 @@ def test_teams_share_out_a_block(matrix: SparseMatrix, length: int, room: int, t
     assert np.array_equal(starts[::teams], groups.blocks) and (np.diff(starts) >= 0).all()
     even = -(-np.diff(groups.blocks) // teams)
     assert (np.diff(starts).reshape(-1, teams) <= 2 * even[:, np.newaxis]).all()
-
-
-@settings(deadline=None)
-@given(matrices(), st.sampled_from(GROUPS), st.sampled_from([1, 4, 32]))
-def test_a_team_has_a_row(matrix: SparseMatrix, length: int, teams: int) -> None:
-    groups = make_rows(matrix.indptr, length, teams)
-    starts = row_starts(groups, teams)
-    assert np.array_equal(starts[::teams], groups.blocks)
-    own = [groups.rows[begin:end] for begin, end in itertools.pairwise(starts) if end > begin]
-    assert [set(rows.tolist()) for rows in own] == [{int(rows[0])} for rows in own]
-    assert len(own) == matrix.filled_rows
-    counts = [len(rows) for rows in own]
-    assert counts == sorted(counts, reverse=True)
 
 
 @settings(deadline=None, max_examples=40)
