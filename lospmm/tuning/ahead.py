@@ -1,4 +1,4 @@
-"""Work for the next tuning while another uses the GPU: its search, and its first builds."""
+"""Work for the next tuning while another uses the GPU: its search, and the build of an alike layer's plan."""
 
 from collections.abc import Hashable
 from functools import partial
@@ -24,8 +24,8 @@ def search_ahead(problem: Problem, options: Options, store: Store, session: Sess
     if builders is None:
         return
     name, layer = tuning_of(problem, options), session.layers.alike(problem, options)
-    session.begin_ahead(name, options.emitter, prepare_with_pool, problem, options)
-    if layer is not None and layer.plan is not None and not options.each and not session.is_prefetched(name):
+    is_new = session.begin_ahead(name, options.emitter, prepare_with_pool, problem, options)
+    if is_new and layer is not None and layer.plan is not None and not options.each:
         built = partial(builders.build, problem, options.emitter, store)
         session.prefetch(name).begin([layer.plan], built, workers=1)
 
@@ -35,15 +35,3 @@ def prepared(job: Job) -> Known:
     with job.stages.part("constraints"):
         ahead = job.session.begun_ahead(tuning_of(job.problem, job.options))
     return ahead if isinstance(ahead, Known) else prepare(job.problem, job.options, job.stages)
-
-
-def prefetch_next(job: Job) -> None:
-    """Start to build the first kernels of the next tuning: the builders have no more work for this one."""
-    builders, ahead = job.session.builders(job.options.emitter), job.session.next_ahead()
-    if builders is None or ahead is None:
-        return
-    name, (problem, options), known = ahead
-    assert isinstance(problem, Problem) and isinstance(options, Options)
-    if isinstance(known, Known) and known.choice is not None and options.trials == "full":
-        built = partial(builders.build, problem, options.emitter, job.store)
-        job.session.prefetch(name).begin(known.choice.shortlist, built, builders.size)

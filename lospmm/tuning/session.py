@@ -42,7 +42,7 @@ class Session:
         self.stored: str | None = None  # digest of the last kernel that was stored, whose A the next one may have
         self._stop = threading.Event()
         self._ahead: ThreadPoolExecutor | None = None
-        self._begun: dict[Hashable, tuple[tuple[object, ...], Future[object]]] = {}
+        self._begun: dict[Hashable, Future[object]] = {}
         self._prefetched: dict[Hashable, PrefetchedBuilds] = {}
 
     def __enter__(self) -> Self:
@@ -68,32 +68,25 @@ class Session:
             self._builders.start()
         return self._builders
 
-    def begin_ahead(self, name: Hashable, emitter: str, function: Callable[..., object], *arguments: object) -> None:
+    def begin_ahead(self, name: Hashable, emitter: str, function: Callable[..., object], *arguments: object) -> bool:
         """Call a module's function in a builder for a later tuning, which takes the result by ``name``.
 
-        Does nothing without builders: the tuning then calls it itself.
+        Returns False, and does nothing, if it was begun, or without builders: the tuning then calls it itself.
         """
-        if (builders := self.builders(emitter)) is not None and name not in self._begun:
-            if self._ahead is None:
-                self._ahead = self._stack.enter_context(ThreadPoolExecutor(2, thread_name_prefix="ahead"))
-            future = self._ahead.submit(builders.call, function, *arguments, cancel=self._stop)
-            self._begun[name] = arguments, future
+        if (builders := self.builders(emitter)) is None or name in self._begun:
+            return False
+        if self._ahead is None:
+            self._ahead = self._stack.enter_context(ThreadPoolExecutor(2, thread_name_prefix="ahead"))
+        self._begun[name] = self._ahead.submit(builders.call, function, *arguments, cancel=self._stop)
+        return True
 
     def begun_ahead(self, name: Hashable) -> object | None:
         """Return the result of the call begun under ``name``, once; None if there is none or it failed."""
-        begun = self._begun.pop(name, None)
-        return None if begun is None else _found(begun[1])
-
-    def next_ahead(self) -> tuple[Hashable, tuple[object, ...], object | None] | None:
-        """Return the name, arguments and result of a finished call without prefetched builds, or None."""
-        for name, (arguments, future) in list(self._begun.items()):  # a thread that reads layers adds to it
-            if future.done() and name not in self._prefetched:
-                return name, arguments, _found(future)
-        return None
-
-    def is_prefetched(self, name: Hashable) -> bool:
-        """Return whether builds of a tuning were begun."""
-        return name in self._prefetched
+        future = self._begun.pop(name, None)
+        try:
+            return None if future is None else future.result()
+        except ToolchainFault:
+            return None
 
     def prefetched(self, name: Hashable) -> PrefetchedBuilds:
         """Return the prefetched builds of a tuning, possibly empty. The caller closes them."""
@@ -113,11 +106,3 @@ class Session:
         self._bench.cache = CACHE_STATES[cache]
         self._bench.open()
         return self._bench
-
-
-def _found(future: Future[object]) -> object | None:
-    """Wait for a call and return its result; None if it failed."""
-    try:
-        return future.result()
-    except ToolchainFault:
-        return None

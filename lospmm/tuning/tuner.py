@@ -7,7 +7,7 @@ from lospmm.gpu.bench import Bench
 from lospmm.gpu.detect import own_gpu_id
 from lospmm.gpu.exclusive import exclusive
 from lospmm.settings import settings
-from lospmm.tuning.ahead import prefetch_next, prepared, tuning_of
+from lospmm.tuning.ahead import prepared, tuning_of
 from lospmm.tuning.builders import PrefetchedBuilds
 from lospmm.tuning.forecast import beside_dense, forecast_micros, winner_of
 from lospmm.tuning.job import MEASUREMENTS, Job, reserve_seconds
@@ -75,7 +75,6 @@ def _raced(job: Job, known: Known, bench: Bench, prefetched: PrefetchedBuilds) -
         raced = race(job.problem, narrowed, job.options, runner, job.stages)
         if narrowed is not known and not any(trial.has_run for trial in raced.trials):
             raced = race(job.problem, known, job.options, runner, job.stages)
-    prefetch_next(job)
     for name in ("compile_trials", "measure_trials"):
         job.stages.progress(name, 1, 1)
     return raced
