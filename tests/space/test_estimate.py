@@ -62,7 +62,7 @@ def one_by_one(problem: Problem, candidate: UnrolledPlan) -> float:
         device,
         threads=tile.cols,
         registers_per_thread=forecast_registers(tile.rows, schedule, device),
-        shared_bytes=(split - 1) * -(-tile.rows // split) * tile.cols * 4,
+        shared_bytes=(split - 1) * -(-tile.rows // split) * tile.cols * 4 + 16 * (split > 1),
     )
     sms = device.sms * {1: 132, 2: 132, 4: 120, 8: 120}[split] // 132
     parts, across = len(tiling.tiles) * split, -(-problem.n // tile.cols)
