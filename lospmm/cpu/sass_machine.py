@@ -51,7 +51,7 @@ def execute(
         encode(code.form, generation)
     except ToolchainFault as fault:
         raise VerificationFailed(f"machine code: {fault}") from None
-    _check_descriptors(code, generation)
+    _check_global(code, geometry.words.stored_bytes, generation)
     parts, size = code.split_k, BYTES_PER_INSTRUCTION * len(code.form)
     if len(code.dispatch) % parts:
         raise VerificationFailed(f"machine code: {len(code.dispatch)} block rows are not tiles of {parts} parts each")
@@ -96,14 +96,17 @@ def execute_emission(emission: Emission, asked: Run) -> NDArray[np.float32]:
     return execute(emission.machine, asked.geometry, asked.columns, asked.b, asked.residual, asked.progress)
 
 
-def _check_descriptors(code: MachineCode, generation: Generation) -> None:
-    """Check that loads and stores name the uniform register that the prologue fills."""
-    form = code.form
-    wrong = np.flatnonzero(np.isin(form["op"], (Opcode.LDG, Opcode.STG)) & (form["ur"] != code.entry.descriptor))
+def _check_global(code: MachineCode, size: int, generation: Generation) -> None:
+    """Check that loads and stores are of an element, and name the uniform register that the prologue fills."""
+    form, entry = code.form, code.entry
+    is_global = np.isin(form["op"], (Opcode.LDG, Opcode.STG))
+    wrong = np.flatnonzero(is_global & ((form["ur"] != entry.descriptor) | (form["bytes"] != size)))
     if len(wrong):
         number = int(wrong[0])
         tile = int(np.searchsorted(code.starts, number, side="right")) - 1
-        reason = f"UR{form['ur'][number]} does not hold the descriptor, UR{code.entry.descriptor} does"
+        reason = f"UR{form['ur'][number]} does not hold the descriptor, UR{entry.descriptor} does"
+        if form["bytes"][number] != size:
+            reason = f"{form['bytes'][number]} bytes, where an element has {size}"
         raise _refusal(code, tile, number, reason, generation)
 
 

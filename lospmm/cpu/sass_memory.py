@@ -12,15 +12,15 @@ from lospmm.cpu.fault import SassFault
 from lospmm.cpu.geometry import CODE_ADDRESS
 from lospmm.cpu.rounding import bits_of, values_of
 from lospmm.cpu.sass_arithmetic import target_of
-from lospmm.cpu.warp import WORD_MASK, Operand, Warp
+from lospmm.cpu.warp import WORD_MASK, Warp
 from lospmm.problem.dtype import FLOAT_BYTES
 
 
 def _load(warp: Warp, at: Instruction) -> None:
-    operand = warp.read_from(warp.address(at.ra, at.offset))
-    for word, (rows, places) in enumerate(_rows(warp, operand, at)):
-        if at.rd != RZ:
-            warp.floats[at.rd + word] = _in_register(operand.elements[rows, places], warp)
+    address = warp.address(at.ra, at.offset)
+    operand = warp.read_from(address)
+    elements = operand.elements[warp.own_rows(operand, address)]
+    warp.floats[target_of(at.rd)] = _in_register(elements, warp)
 
 
 def _in_register(elements: NDArray[np.float32], warp: Warp) -> NDArray[np.float32]:
@@ -35,30 +35,15 @@ def load_where(warp: Warp, at: Instruction, runs: NDArray[np.bool_]) -> None:
     lanes = np.flatnonzero(runs)
     address = warp.address(at.ra, at.offset)[lanes]
     operand = warp.read_from(address)
-    if at.bytes != warp.geometry.words.stored_bytes:
-        raise SassFault("a load of several words that some threads leave out")
-    rows, _ = warp.own_rows(operand, address, lanes)
-    elements = operand.elements[rows, lanes]
+    elements = operand.elements[warp.own_rows(operand, address, lanes)]
     warp.floats[target_of(at.rd), lanes] = _in_register(elements, warp)
 
 
 def _store(warp: Warp, at: Instruction) -> None:
     geometry = warp.geometry
-    for word, (rows, places) in enumerate(_rows(warp, warp.c, at)):
-        register = at.rb if at.rb == RZ else at.rb + word
-        is_whole = geometry.words.stored_bytes == FLOAT_BYTES
-        stored = warp.floats[register] if is_whole else values_of(warp.words[register], geometry.dtype)
-        warp.c.elements[rows, places] = stored
-
-
-def _rows(warp: Warp, operand: Operand, at: Instruction) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """Return the row and column of its own that each thread addresses with each word of an access."""
-    address, size = warp.address(at.ra, at.offset), warp.geometry.words.stored_bytes
-    if (at.bytes < FLOAT_BYTES or size < FLOAT_BYTES) and at.bytes != size:
-        raise SassFault(f"{at.bytes} bytes, where an element has {size}")
-    if at.bytes > FLOAT_BYTES and (address % np.uint64(at.bytes)).any():
-        raise SassFault(f"an address that is not a multiple of {at.bytes}")
-    return [warp.own_rows(operand, address + np.uint64(word)) for word in range(0, at.bytes, FLOAT_BYTES)]
+    is_whole = geometry.words.stored_bytes == FLOAT_BYTES
+    stored = warp.floats[at.rb] if is_whole else values_of(warp.words[at.rb], geometry.dtype)
+    warp.c.elements[warp.own_rows(warp.c, warp.address(at.ra, at.offset))] = stored
 
 
 def _own_address(warp: Warp, at: Instruction) -> None:

@@ -98,7 +98,7 @@ FAULTS: dict[str, tuple[int, dict[str, int], int, str]] = {
     "a load behind B": (5, {"immediate": 4 * ROW}, 7, "byte 160 of B is not an element of column 0"),
     "a load of C": (1, {"ra": 4}, 1, "of B is not an element of column 0"),
     "a store behind C": (13, {"offset": 2 * ROW}, 13, "byte 160 of C is not an element of column 0"),
-    "a store of two words": (13, {"bytes": 8}, 13, "reads R15, which nothing has written"),
+    "a store of two words": (13, {"bytes": 8}, 13, "8 bytes, where an element has 4"),
     "half an address": (0, {"ra": 255}, 0, "of B is not an element of column 0"),
     "a carry left out": (6, {"carry": PT}, 7, "of B is not an element of column 0"),
     "another descriptor": (13, {"ur": 8}, 13, "UR8 does not hold the descriptor, UR6 does"),
@@ -213,24 +213,6 @@ def test_faults_are_refused_and_their_repairs_are_not(name: str) -> None:
     for field, value in fields.items():
         rows[number][field] = value
     assert np.isnan(run(rows)).all()
-
-
-def test_wide_loads_and_stores_hold_several_registers() -> None:
-    """Where rows have one element, the next word is the next row of the thread's own column."""
-    rows = [
-        row(Opcode.LDG, rd=8, ra=2, bytes=16, write_barrier=0, stall=2),
-        row(Opcode.STG, ra=4, rb=10, bytes=8, offset=8, wait=1),
-        row(Opcode.EXIT, stall=5),
-    ]
-    column, b = np.array([0]), B[:, :1]
-    geometry = replace(GEOMETRY, n=1)
-    np.testing.assert_array_equal(execute(code_of(rows), geometry, column, b)[2:], b[2:])
-    rows[1]["offset"] = 4
-    with pytest.raises(VerificationFailed, match="an address that is not a multiple of 8"):
-        execute(code_of(rows), geometry, column, b)
-    rows.insert(1, row(SET, rd=11))
-    with pytest.raises(VerificationFailed, match="overwrites R11, which a load fills"):
-        execute(code_of(rows), geometry, column, b)
 
 
 def test_a_guard_chooses_threads() -> None:
