@@ -51,7 +51,7 @@ def _tile(index: int, tile: TileProgram, program: KernelProgram) -> str:
     Elements in a convolution's padding are zero: the multiply-adds that use them change nothing.
     """
     code = tile.code
-    guards = program.guards(code).tolist()
+    guards = program.guards(code, tile.buffers).tolist()
     rows_of_b = program.b_elements(code["source"]).tolist()
     stores = code[code["op"] == Op.STORE]
     lines = [f"\n// rows {describe_rows(stores['target'].tolist())}", f"{_signature(index, program)} {{"]

@@ -41,7 +41,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from lospmm.codegen.ops import Op
+from lospmm.codegen.ops import Op, filling, last_filled
 from lospmm.problem.convolution import Convolution, guard_bits, row_elements
 from lospmm.problem.dtype import FLOAT32, FLOAT_BYTES, Dtype
 from lospmm.problem.epilogue import PLAIN, Epilogue
@@ -127,32 +127,19 @@ class KernelProgram:
         """Whether threads keep bits that say which elements of their column lie in the padding."""
         return self.convolution is not None and self.convolution.is_padded
 
-    def guards(self, code: NDArray[np.void]) -> NDArray[np.int64]:
+    def guards(self, code: NDArray[np.void], buffers: int) -> NDArray[np.int64]:
         """Return, for each instruction of a tile, the bits of ``convolution.outside`` that skip it.
 
-        A multiply-add is skipped together with the last load of its buffer.
+        A multiply-add is skipped together with the last load of its buffer, one of the tile's ``buffers``.
         """
         bits = np.zeros(len(code), np.int64)
         if self.convolution is None or not self.is_guarded:
             return bits
         loads = np.flatnonzero(code["op"] == Op.LOAD)
         bits[loads] = guard_bits(self.convolution, code["source"][loads])
-        filled = np.flatnonzero((code["op"] == Op.LOAD) | (code["op"] == Op.COLLECT))
-        fmas = np.flatnonzero(code["op"] == Op.FMA)
-        if len(fmas):
-            bits[fmas] = bits[_last_before(filled, code["target"][filled], fmas, code["source"][fmas])]
+        filled, fmas = filling(code), np.flatnonzero(code["op"] == Op.FMA)
+        bits[fmas] = bits[filled[last_filled(code, filled, fmas, buffers)]]
         return bits
-
-
-def _last_before(
-    writers: NDArray[np.intp], written: NDArray[np.int32], readers: NDArray[np.intp], read: NDArray[np.int32]
-) -> NDArray[np.intp]:
-    """Return, for each reader, the last of ``writers`` before it that wrote its buffer; both ascend."""
-    far = int(max(writers[-1], readers[-1])) + 1
-    keys = written.astype(np.int64) * far + writers  # buffer by buffer, then by place
-    order = np.argsort(keys)
-    found = np.searchsorted(keys[order], read.astype(np.int64) * far + readers) - 1
-    return writers[order[found]]
 
 
 def grid(block_rows: int, n: int, cols: int, column_group: int) -> tuple[int, int, int]:

@@ -73,7 +73,7 @@ def _tile(index: int, tile: TileProgram, program: KernelProgram, arch: str) -> s
     body = _Body(program, arch)
     columns = [tile.code[name].tolist() for name in ("op", "target", "source")]
     bits = tile.code["weight"].copy().view(np.uint32).tolist()
-    guards = program.guards(tile.code).tolist()
+    guards = program.guards(tile.code, tile.buffers).tolist()
     for op, target, source, weight, guard in zip(*columns, bits, guards, strict=True):
         if op == Op.LOAD:
             address = body.address("b", source)

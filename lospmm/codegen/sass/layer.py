@@ -191,17 +191,3 @@ def next_of_each(code: NDArray[np.void], folds: NDArray[np.intp]) -> NDArray[np.
     second = code["source"][folds].astype(np.int64)
     found = np.append(keys, -1)[np.searchsorted(keys, second * far + folds)]
     return np.where(found // far == second, found % far, far)
-
-
-def filling(code: NDArray[np.void]) -> NDArray[np.intp]:
-    """Return the instructions that fill buffers, in the order of the ring."""
-    return np.flatnonzero((code["op"] == Op.LOAD) | (code["op"] == Op.COLLECT))
-
-
-def last_filled(
-    code: NDArray[np.void], filled: NDArray[np.intp], users: NDArray[np.intp], buffers: int
-) -> NDArray[np.int64]:
-    """Return, for each of ``users``, the index in ``filled`` of the last fill of its buffer before it."""
-    before, source = np.searchsorted(filled, users), code["source"][users]
-    found: NDArray[np.int64] = source + buffers * ((before - source - 1) // max(buffers, 1))
-    return found

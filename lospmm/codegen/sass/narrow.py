@@ -14,7 +14,7 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from lospmm.codegen.ops import Op
+from lospmm.codegen.ops import Op, filling, last_filled
 from lospmm.codegen.sass import layer
 from lospmm.codegen.sass.form import Opcode, blank
 from lospmm.problem.dtype import Dtype
@@ -40,7 +40,7 @@ def widened(code: NDArray[np.void], buffers: int) -> NDArray[np.void]:
     It goes before the first column that is multiplied ``WIDEN_LATENCY`` or more instructions before the load's own,
     or as early as the load allows.
     """
-    filled = layer.filling(code)
+    filled = filling(code)
     used, first = _first_uses(code, filled, buffers)
     wished = np.searchsorted(first, first - WIDEN_LATENCY, side="right") - 1
     column = np.minimum(np.maximum(wished, np.searchsorted(first, filled[used])), np.arange(len(first)))
@@ -56,7 +56,7 @@ def _first_uses(
 ) -> tuple[NDArray[np.int64], NDArray[np.intp]]:
     """Return which of ``filled`` are used, and the first multiply-add of each; both ascend."""
     fmas = np.flatnonzero(code["op"] == Op.FMA)
-    used = layer.last_filled(code, filled, fmas, buffers)
+    used = last_filled(code, filled, fmas, buffers)
     starts = np.flatnonzero(np.diff(used, prepend=-1))
     return used[starts], fmas[starts]
 
@@ -81,7 +81,7 @@ def set_numbers(
     rows = _converted(buffers[code["target"][places]], dtype)
     for name in _OPERANDS:
         form[name][places] = rows[name]
-    uses = _first_uses(code, layer.filling(code), len(buffers))[1][: len(places)]  # collected sums come after them
+    uses = _first_uses(code, filling(code), len(buffers))[1][: len(places)]  # collected sums come after them
     missing = WIDEN_LATENCY - (uses - places)
     short = missing > 0
     np.maximum.at(form["stall"], uses[short] - 1, (1 + missing[short]).astype(np.uint8))

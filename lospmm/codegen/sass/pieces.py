@@ -5,8 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from lospmm.codegen.ops import Op
-from lospmm.codegen.sass.layer import filling, last_filled
+from lospmm.codegen.ops import Op, filling, last_filled
 from lospmm.space.walks import pieces_of
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lospmm.codegen.ir import KernelProgram, TileProgram
-from lospmm.codegen.ops import WINDOW_BYTES, ZERO, Op
+from lospmm.codegen.ops import WINDOW_BYTES, ZERO, Op, filling, last_filled
 from lospmm.codegen.sass import layer, narrow
 from lospmm.codegen.sass.addresses import (
     ADDRESS_SCOREBOARD,
@@ -93,14 +93,14 @@ def schedule_tile(tile: TileProgram, program: KernelProgram) -> tuple[NDArray[np
     is_narrow = program.words in FLOAT_SUMS
     code = narrow.widened(tile.code, tile.buffers) if is_narrow else tile.code
     fmas = np.flatnonzero(code["op"] == Op.FMA)
-    filled = layer.filling(code)
+    filled = filling(code)
     distance = _distances(code, program)
     windows = (distance + WINDOW_BYTES // 2) // WINDOW_BYTES
     far, entry = bool(windows.any()), entry_of(program)
     begun_anew = len(layer.overwritten_stores(code)[0]) > 0
     buffers = max(tile.buffers, least_buffers(program.split_k))
     registers = allocate(tile.accumulators, buffers, entry, windows=far)
-    guards = program.guards(code)
+    guards = program.guards(code, tile.buffers)
 
     form = blank(len(code))
     _set_memory(form, code, distance - windows * WINDOW_BYTES, registers, entry, program.words.stored_bytes)
@@ -223,7 +223,7 @@ def _set_scoreboards(
     columns = max(1, -(-buffers // scoreboards))
     group = np.arange(len(loads)) // columns
     form["write_barrier"][loads] = group % scoreboards
-    used, before = layer.last_filled(code, loads, fmas, buffers), np.searchsorted(loads, fmas)
+    used, before = last_filled(code, loads, fmas, buffers), np.searchsorted(loads, fmas)
     first = np.diff(used // columns, prepend=-1) != 0
     # Of the group in which sums of other blocks begin, some are issued after the group was waited for.
     held_back = used >= before[np.flatnonzero(first)][np.cumsum(first) - 1]
