@@ -13,10 +13,10 @@ import sys
 import tempfile
 import threading
 import weakref
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
@@ -82,13 +82,12 @@ class CallRequest:
 class _BuilderProcess:
     process: WorkerProcess
     problem: Problem | None = None  # of the last request
-    built: set[Hashable] = field(default_factory=set)  # candidates of that problem
 
     def told(self, problem: Problem) -> Problem | None:
         """Return the problem to send with a request: None if it is that of the last request."""
         if self.problem is problem:
             return None
-        self.problem, self.built = problem, set()
+        self.problem = problem
         return problem
 
 
@@ -101,7 +100,6 @@ class BuilderPool:
     def __init__(self, size: int) -> None:
         self.size = size
         self._idle: list[_BuilderProcess] = []
-        self._choice = threading.Lock()
         self._turns = threading.BoundedSemaphore(size)
 
     def __enter__(self) -> Self:
@@ -117,7 +115,7 @@ class BuilderPool:
 
     def close(self) -> None:
         """End the idle builders."""
-        while (builder := self._taken(None)) is not None:
+        while (builder := self._taken()) is not None:
             builder.process.end()
 
     def build(self, problem: Problem, emitter: str, store: Store, candidate: Candidate, place: "BuildPlace") -> OnDisk:
@@ -126,13 +124,8 @@ class BuilderPool:
         Raises ToolchainFault, also if the emitter cannot write the kernel, and CancelledError. Either may end a
         builder; a later request starts another.
         """
-
-        def request(builder: _BuilderProcess) -> BuildRequest:
-            told = builder.told(problem)
-            builder.built.add(candidate)
-            return BuildRequest(told, candidate, emitter, store, place.folder)
-
-        built = self._ask(request, place.stop)
+        rest = candidate, emitter, store, place.folder
+        built = self._ask(lambda builder: BuildRequest(builder.told(problem), *rest), place.stop)
         assert isinstance(built, OnDisk)
         return built
 
@@ -146,28 +139,16 @@ class BuilderPool:
         self._ask(lambda builder: PrepareRequest(builder.told(problem), candidates, store), cancel)
 
     def call(
-        self,
-        function: Callable[..., object],
-        *arguments: object,
-        cancel: threading.Event | None = None,
-        who_built: Hashable = None,
+        self, function: Callable[..., object], *arguments: object, cancel: threading.Event | None = None
     ) -> object:
-        """Call a module's function in a builder, if possible the one that built the candidate ``who_built``.
+        """Call a module's function in a builder. Raises as ``build``."""
+        return self._ask(lambda _: CallRequest(function, arguments), cancel)
 
-        That one still has the intermediate results in memory. Raises as ``build``.
-        """
-        return self._ask(lambda _: CallRequest(function, arguments), cancel, who_built)
-
-    def _ask(
-        self,
-        request_to: Callable[[_BuilderProcess], object],
-        cancel: threading.Event | None,
-        who_built: Hashable = None,
-    ) -> object:
+    def _ask(self, request_to: Callable[[_BuilderProcess], object], cancel: threading.Event | None) -> object:
         with self._turns:
             if cancel is not None and cancel.is_set():
                 raise CancelledError
-            builder = self._taken(who_built) or self._new()
+            builder = self._taken() or self._new()
             try:
                 answer = builder.process.ask(request_to(builder), settings().compile_seconds, cancel)
             except WorkerLost as lost:
@@ -177,13 +158,12 @@ class BuilderPool:
             raise (DiskFault if answer.is_disk else ToolchainFault)(answer.fault)
         return answer.value
 
-    def _taken(self, who_built: Hashable) -> _BuilderProcess | None:
-        """Take an idle builder: the one that built ``who_built``, or the last used; None if all are busy."""
-        with self._choice:
-            if not self._idle:
-                return None
-            at = next((at for at, one in enumerate(self._idle) if who_built in one.built), -1)
-            return self._idle.pop(at)
+    def _taken(self) -> _BuilderProcess | None:
+        """Take the idle builder that was used last; None if all are busy."""
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return None
 
     def _new(self) -> _BuilderProcess:
         try:

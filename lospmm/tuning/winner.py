@@ -60,9 +60,7 @@ def build_winner(job: Job, winner: Candidate, prefetched: PrefetchedBuilds) -> B
         if isinstance(runs, OnDisk) and isinstance(runs.build, Build):
             return BuiltWinner(runs, partial(with_cubin, runs.build, code, data_of(code)))
         arguments = job.problem, winner, job.options.emitter, job.store
-        coming = threads.submit(
-            builders.call, build_with_source, *arguments, cancel=job.stages.cancel, who_built=winner
-        )
+        coming = threads.submit(builders.call, build_with_source, *arguments, cancel=job.stages.cancel)
 
     def shipped() -> Build:
         made = coming.result()

@@ -118,24 +118,6 @@ def test_builders_prepare_together(two: BuilderPool, store: Store) -> None:
     assert {entry.key for entry in store.entries() if entry.kind == "fours"} == {entry.key for entry in kept}
 
 
-def test_who_built_a_kernel_builds_it_again(two: BuilderPool, store: Store, tmp_path: Path) -> None:
-    problem, (first, second, *_) = PROBLEMS[0], candidates(PROBLEMS[0])
-    two.start()
-    os.mkfifo(pipe := tmp_path / "pipe")
-    with ThreadPoolExecutor(1) as threads:
-        busy = threads.submit(two.call, Path.read_bytes, pipe)  # until somebody writes
-        while len(two._idle) == 2:
-            time.sleep(0.01)
-        built(two, problem, first, store)  # so by the other one
-        assert not busy.done()
-        pipe.write_bytes(b"go on")
-        assert busy.result() == b"go on"
-    last = two.call(os.getpid)  # which is who was busy
-    who = two.call(os.getpid, who_built=first)
-    assert {last, who} == set(builders()) and last != who
-    assert two.call(os.getpid, who_built=second) == who  # nobody did: the last that was at work
-
-
 def test_what_is_shipped_is_what_was_built(two: BuilderPool, store: Store, tmp_path: Path) -> None:
     problem, candidate = PROBLEMS[0], candidates(PROBLEMS[0])[0]
     found, own = two.call(build_with_source, problem, candidate, "sass", store), Store(tmp_path / "own")
