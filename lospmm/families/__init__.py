@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lospmm.families import bitmap, block_group_coo, csr, group_coo, hyb, rows, spmv, tensor_core
+from lospmm.families import bitmap, block_group_coo, group_coo, rows, spmv, tensor_core
 from lospmm.families.all_fours import Shared
 from lospmm.families.candidate import ONE_COPY_FAMILIES, TEMPLATE_FAMILIES, Candidate
 from lospmm.families.packed import PackedKernel
@@ -44,10 +44,10 @@ def _takes_all(_problem: Problem) -> None:
 
 
 _ROWS = (
-    Family(_takes_all, csr.plans, rows.forecast, rows.pack_plan),
+    Family(_takes_all, rows.csr_plans, rows.forecast, rows.pack_plan),
     Family(group_coo.refusal, group_coo.plans, group_coo.forecast, group_coo.pack_plan),
     Family(block_group_coo.refusal, block_group_coo.plans, block_group_coo.forecast, block_group_coo.pack_plan),
-    Family(_takes_all, hyb.plans, rows.forecast, rows.pack_plan),
+    Family(_takes_all, rows.hyb_plans, rows.forecast, rows.pack_plan),
     Family(spmv.refusal, spmv.plans, spmv.forecast, spmv.pack_plan),
     Family(bitmap.refusal, bitmap.plans, bitmap.forecast, bitmap.pack_plan),
     Family(tensor_core.refusal, tensor_core.plans, tensor_core.forecast, tensor_core.pack_plan, tensor_core.shared),

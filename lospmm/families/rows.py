@@ -1,4 +1,4 @@
-"""The kernel of csr and hyb, which differ in how many teams of threads share a row: ``templates/rows.cu``.
+"""csr and hyb, which differ in how many teams of threads share a row: ``templates/rows.cu``.
 
 Rows are sorted by falling length (Gale et al. 2020, "row swizzle"), so that those of a block, and the blocks that run
 at the same time, have similar work. A block pads its rows to the longest.
@@ -7,12 +7,11 @@ at the same time, have similar work. A block pads its rows to the longest.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lospmm.families.lane import WARP, Lane, grid_of
+from lospmm.families.lane import WARP, Lane, grid_of, lanes
 from lospmm.families.packed import PLACES, PackedKernel, pack, source_of_template
 from lospmm.families.traffic import L2_BYTES_PER_CYCLE_AND_SM, LAUNCH_MICROS
 from lospmm.matrix.csr import SparseMatrix
@@ -23,6 +22,11 @@ from lospmm.problem.problem import Problem, ceil_div
 MAX_NARROW_COLUMNS = 1 << 16
 
 REGISTERS = 128
+
+#: Warps of a block, entries that a thread reads at once, with their rows of B in flight together, and those of a team.
+CSR_WARPS, HYB_WARPS = (4, 8), (4, 16)
+GROUPS = (2, 4, 8)
+WORK = (4, 8, 16, 64)
 
 #: Cycles of a warp that walks a list: before its first group of entries; for a group and for each entry of it, while
 #: others wait too, and where few do; and to add up what several teams have. Fitted to hyb and csr on an H200.
@@ -46,28 +50,78 @@ def entry_words(problem: Problem) -> int:
     return 1 if problem.dtype.element_bytes == 2 and problem.matrix.k <= MAX_NARROW_COLUMNS else 2
 
 
-class Walk(Protocol):
-    """A plan of csr or hyb."""
+@dataclass(frozen=True, slots=True)
+class CsrPlan:
+    """A plan of csr: rows of A, each read by equally many teams of threads (row splitting, as in Sputnik).
 
-    @property
-    def lane(self) -> Lane:
-        """Layout of a row of C over threads."""
+    A warp has as many rows as there is room for beside the columns of C. Several teams may share the entries of a row:
+    N of 1 to 16 needs that.
+    """
 
-    @property
-    def group(self) -> int:
-        """Entries that a team reads at once."""
-
-    @property
-    def warps(self) -> int:
-        """Warps of a block."""
-
-    def blocks(self, matrix: SparseMatrix) -> "BlockedRows":
-        """Return the rows in blocks."""
+    vector: int  # columns next to each other that a thread computes
+    team: int  # threads side by side in a row of C
+    slices: int  # teams that share a row
+    group: int  # entries that a team reads at once
+    warps: int  # of a block
 
 
-def teams_of(plan: Walk) -> int:
+@dataclass(frozen=True, slots=True)
+class Buckets:
+    """A plan of hyb (SparseTIR, section 4.1) without column partitions: rows in buckets by their length.
+
+    Each bucket has its own number of teams that share a row. All are one launch, the longest rows first.
+    """
+
+    vector: int
+    team: int  # of one warp, or of all warps of a block
+    group: int
+    work: int  # entries of a team, about
+    warps: int
+
+
+RowsPlan = CsrPlan | Buckets
+
+
+def csr_plans(problem: Problem) -> list[CsrPlan]:
+    """Return plans with no more slices than the longest row has groups."""
+    longest = int(problem.matrix.row_nnz.max(initial=0))
+    return [
+        CsrPlan(lane.vector, lane.team, slices, group, warps)
+        for lane in lanes(problem)
+        for slices in (1, 2, 4, 8, 16, 32)
+        for group in GROUPS
+        for warps in CSR_WARPS
+        if lane.team * slices <= WARP and (slices == 1 or slices * group < 2 * longest)
+    ]
+
+
+def hyb_plans(problem: Problem) -> list[Buckets]:
+    """Return the plans, including the widest vectors in small teams: more teams then share a long row."""
+    wide = lanes(problem)
+    narrow = Lane(wide[0].vector, 8)
+    return [
+        Buckets(lane.vector, lane.team, group, work, warps)
+        for lane in ([*wide, narrow] if wide[0].team > narrow.team else wide)
+        for group in GROUPS
+        for work in WORK
+        for warps in HYB_WARPS
+        if work >= group and (group < GROUPS[-1] or lane.vector <= 4)
+    ]
+
+
+def teams_of(plan: RowsPlan) -> int:
     """Return the teams of a block."""
-    return plan.warps * WARP // plan.lane.team
+    return plan.warps * WARP // plan.team
+
+
+def _ends(matrix: SparseMatrix, plan: RowsPlan) -> list[tuple[int, int]]:
+    """Return log2 of a row's teams, and the end of such rows by falling length; of hyb as ``work`` asks."""
+    if isinstance(plan, CsrPlan):
+        return [(plan.slices.bit_length() - 1, matrix.m)]
+    _, lengths = by_falling_length(matrix)
+    shifts = range(teams_of(plan).bit_length() - 1, -1, -1)
+    ends = [int(np.searchsorted(-lengths, -(plan.work << shift - 1))) for shift in shifts[:-1]]
+    return list(zip(shifts, [*ends, matrix.m], strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +142,8 @@ def by_falling_length(matrix: SparseMatrix) -> tuple[NDArray[np.int64], NDArray[
     return rows, lengths[rows]
 
 
-def blocks_of(matrix: SparseMatrix, plan: Walk, ends: Sequence[tuple[int, int]]) -> BlockedRows:
-    """Return the blocks of a plan; ``ends`` has log2 of a row's teams and the end of its places, in order of places."""
+def blocks_of(matrix: SparseMatrix, plan: RowsPlan, ends: Sequence[tuple[int, int]]) -> BlockedRows:
+    """Return the blocks of a plan; ``ends`` as in ``_ends``."""
     _, lengths = by_falling_length(matrix)
     teams, begin = teams_of(plan), 0
     firsts, rows, shifts = [], [], []
@@ -103,15 +157,15 @@ def blocks_of(matrix: SparseMatrix, plan: Walk, ends: Sequence[tuple[int, int]])
     return BlockedRows(*found, np.maximum(1, -(-lengths[found[0]] // (plan.group << found[2]))))
 
 
-def forecast(problem: Problem, plans: Sequence[Walk]) -> NDArray[np.float64]:
+def forecast(problem: Problem, plans: Sequence[RowsPlan]) -> NDArray[np.float64]:
     """Predict the microseconds of each plan, (plans,)."""
     return np.array([_micros(problem, plan) for plan in plans])
 
 
-def _micros(problem: Problem, plan: Walk) -> float:
+def _micros(problem: Problem, plan: RowsPlan) -> float:
     """Predict microseconds: teams walk their entries, padding included, group after group, and gather B from L2."""
-    device, size, n, lane = problem.device, problem.dtype.element_bytes, problem.n, plan.lane
-    blocks, words = plan.blocks(problem.matrix), entry_words(problem)
+    device, size, n, lane = problem.device, problem.dtype.element_bytes, problem.n, Lane(plan.vector, plan.team)
+    blocks, words = blocks_of(problem.matrix, plan, _ends(problem.matrix, plan)), entry_words(problem)
     teams = blocks.rows << blocks.shifts
     walks, shared_walks = float(teams.sum()), float(teams[blocks.shifts > 0].sum())
     groups, longest = float(teams @ blocks.steps), float(blocks.steps.max(initial=0))
@@ -148,9 +202,10 @@ def _gathered_bytes(problem: Problem, row_bytes: int) -> float:
     return float(SECTOR_BYTES * min(matrix.nnz, sectors))
 
 
-def pack_plan(problem: Problem, plan: Walk) -> PackedKernel:
+def pack_plan(problem: Problem, plan: RowsPlan) -> PackedKernel:
     """Return the kernel of a plan of csr or hyb."""
-    dtype, epilogue, lane, blocks = problem.dtype, problem.epilogue, plan.lane, plan.blocks(problem.matrix)
+    dtype, epilogue, lane = problem.dtype, problem.epilogue, Lane(plan.vector, plan.team)
+    blocks = blocks_of(problem.matrix, plan, _ends(problem.matrix, plan))
     grid = grid_of(ceil_div(problem.n, lane.cols), len(blocks.firsts))
     heads = _heads(problem.matrix, plan, blocks, grid[1] * grid[2])
     settings = {
@@ -173,7 +228,7 @@ def pack_plan(problem: Problem, plan: Walk) -> PackedKernel:
     )
 
 
-def _heads(matrix: SparseMatrix, plan: Walk, blocks: BlockedRows, count: int) -> NDArray[np.int32]:
+def _heads(matrix: SparseMatrix, plan: RowsPlan, blocks: BlockedRows, count: int) -> NDArray[np.int32]:
     """Return what each of ``count`` blocks, some of them without rows, begins with, (count, 4 + teams)."""
     rows, _ = by_falling_length(matrix)
     later = np.cumsum(blocks.steps - 1)
@@ -187,7 +242,7 @@ def _heads(matrix: SparseMatrix, plan: Walk, blocks: BlockedRows, count: int) ->
     return found
 
 
-def _steps(problem: Problem, plan: Walk, blocks: BlockedRows, seconds: NDArray[np.int32]) -> NDArray[np.uint32]:
+def _steps(problem: Problem, plan: RowsPlan, blocks: BlockedRows, seconds: NDArray[np.int32]) -> NDArray[np.uint32]:
     """Return the entries of all steps, (steps, teams, group, ``entry_words``), padded with zeros."""
     matrix, words = problem.matrix, entry_words(problem)
     rows, lengths = by_falling_length(matrix)

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lospmm.cpu.block import execute_packed
-from lospmm.families import FAMILIES, hyb
+from lospmm.families import FAMILIES
 from lospmm.families.lane import MAX_GRID_SIDE, Lane, grid_of, lanes
-from lospmm.families.rows import blocks_of, by_falling_length, entry_words, teams_of
+from lospmm.families.rows import blocks_of, by_falling_length, entry_words, hyb_plans, teams_of
 from lospmm.matrix import readers
 from lospmm.matrix.csr import from_coo, from_dense
 from lospmm.problem.device import DEVICES
@@ -59,7 +59,7 @@ def test_few_columns(n: int) -> None:
 @settings(max_examples=60, deadline=None)
 def test_blocks_hold_every_row_once(problem: Problem, data: st.DataObject) -> None:
     """With room for the longest, and fewer steps than it without its last."""
-    plan, matrix = data.draw(st.sampled_from(hyb.plans(problem))), problem.matrix
+    plan, matrix = data.draw(st.sampled_from(hyb_plans(problem))), problem.matrix
     _, lengths = by_falling_length(matrix)
     teams = teams_of(plan)
     top = teams.bit_length() - 1

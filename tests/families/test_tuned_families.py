@@ -138,7 +138,7 @@ def test_a_matrix_that_is_read_may_be_too_large_to_unroll(tmp_path: Path, monkey
 def test_nobody_has_a_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     few = settings().model_copy(update={"max_nonzeros": 2})
     monkeypatch.setattr(refusal, "settings", lambda: few)
-    monkeypatch.setattr("lospmm.families.csr.WARPS", ())
+    monkeypatch.setattr("lospmm.families.rows.CSR_WARPS", ())
     with pytest.raises(NothingFits, match=r"no family has a kernel for this: unrolled: .* LOSPMM_MAX_NONZEROS; csr: "):
         jobs.tune(request(families="unrolled,csr"), store=Store(tmp_path))
 

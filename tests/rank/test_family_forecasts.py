@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.harness import read_lines
 from fitting.fit_families import axes_in, fitted, fitted_for, report
-from lospmm.families import FAMILIES, bitmap, block_group_coo, csr, group_coo, hyb, two_of_four, warpgroups
+from lospmm.families import FAMILIES, bitmap, block_group_coo, group_coo, rows, two_of_four, warpgroups
 from lospmm.families.traits import Traits, traits_of
 from lospmm.problem.device import DEVICES
 from lospmm.problem.dtype import DTYPES
@@ -58,7 +58,7 @@ def test_beyond_what_was_measured_the_nearest_counts() -> None:
             factor(family, 1e6 * n, traits=replace(TRAITS, n=n * 10**9), device=DEVICES["h200"]) for n in (1, 2)
         )
         assert far == further != 1.0
-    plans = [csr.CsrPlan(4, 32, 1, 8, 4)]
+    plans = [rows.CsrPlan(4, 32, 1, 8, 4)]
     micros = [
         corrected("csr", plans, np.array([1e6 * n]), traits=replace(TRAITS, n=n * 10**9), device=DEVICES["h200"]) / n
         for n in (1, 2)
@@ -82,7 +82,7 @@ def test_no_plan_comes_before_those_that_are_looked_at(family: str) -> None:
 
 
 def test_the_axes_of_a_plan_are_read_as_they_are_written() -> None:
-    for plan in (csr.CsrPlan(4, 32, 1, 8, 4), hyb.Buckets(4, 8, 4, 16, 4)):
+    for plan in (rows.CsrPlan(4, 32, 1, 8, 4), rows.Buckets(4, 8, 4, 16, 4)):
         assert axes_in(str(plan)) == axes_of(plan)
 
 
@@ -90,7 +90,7 @@ def test_the_axes_of_a_plan_are_read_as_they_are_written() -> None:
 def test_corrections_read_the_parameters_of_todays_plans(device: str) -> None:
     """A class or parameter that was renamed would count as 0."""
     for name, kind in (
-        *(("csr", csr.CsrPlan), ("hyb", hyb.Buckets), ("group_coo", group_coo.GroupCooPlan)),
+        *(("csr", rows.CsrPlan), ("hyb", rows.Buckets), ("group_coo", group_coo.GroupCooPlan)),
         *(("bitmap", bitmap.BitmapPlan), ("block_group_coo", block_group_coo.BlockGroupCooPlan)),
         *(("tensor_core", warpgroups.Warpgroups), ("tensor_core", two_of_four.TwoOfFour)),
     ):
