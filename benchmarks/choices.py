@@ -110,7 +110,7 @@ class Place:
         kinds: dict[tuple[int, ...], UnrolledPlan] = {}
         for scored in self.searched().shortlist:
             one = scored.plan
-            kinds.setdefault((len(one.tiling.tiles), one.tile.cols, one.schedule.split_k), one)
+            kinds.setdefault((one.tiling.count, one.tile.cols, one.schedule.split_k), one)
         return list(kinds.values())[: self.shortlist_size]
 
     def runner(self, trials: str) -> GpuRunner:

@@ -113,7 +113,7 @@ def record(
 
 def best_of_kinds(candidates: UnrolledPlans, scores: NDArray[np.float64]) -> NDArray[np.int64]:
     """Of as many tiles, columns and blocks to a tile, the index of the lowest score; by score."""
-    tiles = candidates.by_tiling(lambda tiling: len(tiling.tiles))
+    tiles = candidates.by_tiling(lambda tiling: tiling.count)
     kinds = np.stack((tiles, candidates.cols, candidates.split_k), axis=1)
     order = np.argsort(scores, kind="stable")
     _, first = np.unique(kinds[order], axis=0, return_index=True)

@@ -34,8 +34,9 @@ from lospmm.matrix.csr import SparseMatrix
 from lospmm.problem.device import DeviceSpec
 from lospmm.problem.problem import Problem, ceil_div
 from lospmm.settings import settings
-from lospmm.space.candidates import RowTile, Tiling
-from lospmm.space.reorder import natural_order, regroup
+from lospmm.space.candidates import Tiling
+from lospmm.space.reorder import natural_order, nonempty_rows, regroup
+from lospmm.space.reorder import tiling_of as regrouped
 from lospmm.space.swaps import swapped
 from lospmm.stages import Stages
 from lospmm.store import Store
@@ -59,11 +60,9 @@ TIMED_SHAPES = [(3072, 768, 0.9), (2048, 4608, 0.9), (33708, 512, 0.9)]
 
 def tiling_of(matrix: SparseMatrix, placement: NDArray[np.int64]) -> Tiling:
     """The tiling of ``placement``, (m,), the tile of each row; its M1 is what the largest tile has."""
-    filled = matrix.row_nnz > 0
-    members = [np.flatnonzero(filled & (placement == tile)) for tile in np.unique(placement[filled])]
-    parts = [(rows.astype(np.int32), matrix.to_scipy()[rows]) for rows in members]
-    tiles = tuple(RowTile(rows, part.nnz, len(np.unique(part.indices))) for rows, part in parts)
-    return Tiling(max(map(len, members)), tiles, np.flatnonzero(~filled).astype(np.int32))
+    rows = nonempty_rows(matrix)
+    _, own = np.unique(placement[rows.index], return_inverse=True)
+    return regrouped(rows, own, int(np.bincount(own).max()), np.flatnonzero(matrix.row_nnz == 0).astype(np.int32))
 
 
 def kahypar_method() -> Method | None:
@@ -110,7 +109,7 @@ def tile_figures(tiling: Tiling) -> Record:
         "total_nnc": int(tiling.nnc.sum()),
         "max_nnz": int(tiling.nnz.max()),
         "nnz_variation": round(float(tiling.nnz.std() / tiling.nnz.mean()), 4),
-        "max_rows": max(len(tile.rows) for tile in tiling.tiles),
+        "max_rows": int(tiling.sizes.max()),
     }
 
 

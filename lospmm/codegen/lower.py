@@ -36,8 +36,8 @@ def lower(problem: Problem, candidate: UnrolledPlan) -> KernelProgram:
     limits = chain_limits(matrix, problem.dtype, schedule.split_k)
     tiles = [
         program
-        for tile in tiling.tiles
-        for program in tile_programs(matrix, tile.rows, schedule, epilogue=epilogue, order=order, limits=limits)
+        for rows in tiling.tiles
+        for program in tile_programs(matrix, rows, schedule, epilogue=epilogue, order=order, limits=limits)
     ]
     kept = _kept_bytes(problem, candidate, max((tile.accumulators for tile in tiles), default=0))
     cuts = range(ZERO_ROWS, len(tiling.empty_rows), ZERO_ROWS)
@@ -95,7 +95,7 @@ def _kept_bytes(problem: Problem, candidate: UnrolledPlan, sums: int) -> int:
     if schedule.prefetch > problem.matrix.k or schedule.prefetch * n * words.stored_bytes > REACH:
         raise Unsupported(f"{schedule.walks} walks: the first {schedule.prefetch} rows of B must lie within 8 MiB")
     kept = kept_bytes(candidate, sums, problem.device.shared_bytes_per_block)
-    if kept == 0 and any(pieces_of(tile.nnz + tile.nnc) > 1 for tile in candidate.tiling.tiles):
+    if kept == 0 and any(pieces_of(each) > 1 for each in (candidate.tiling.nnz + candidate.tiling.nnc).tolist()):
         raise Unsupported(f"{schedule.walks} walks: no shared memory for {sums} sums of each of {cols} threads")
     return kept
 

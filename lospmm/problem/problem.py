@@ -1,7 +1,7 @@
 """The problem that a search solves, and how a kernel is launched: immutable data.
 
-Names are the paper's, once: A (M x K) and B (K x N) give C (M x N); a tile size is (M1, N1); A_tile is a ``RowTile``,
-the set of them, SA_tile, is a ``Tiling``; nnz counts nonzeros, nnc non-empty columns.
+Names are the paper's, once: A (M x K) and B (K x N) give C (M x N); a tile size is (M1, N1); A_tile is one of
+``Tiling.tiles``, the set of them, SA_tile, is a ``Tiling``; nnz counts nonzeros, nnc non-empty columns.
 """
 
 from dataclasses import asdict, dataclass

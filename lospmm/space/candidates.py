@@ -5,7 +5,6 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, NamedTuple, overload
 
 import numpy as np
@@ -61,56 +60,35 @@ class TileSize(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class RowTile:
-    """A_tile: the rows of A that one thread block multiplies, in ascending order; none is empty.
-
-    ``nnz`` is the number of nonzeros, ``nnc`` the number of columns that hold any.
-    """
-
-    rows: NDArray[np.int32]
-    nnz: int
-    nnc: int
-
-
-@dataclass(frozen=True, eq=False)  # no slots: the properties are cached
 class Tiling:
     """SA_tile: the non-empty rows of A in tiles of at most ``size_limit`` (M1) rows, and the empty rows."""
 
     size_limit: int
-    tiles: tuple[RowTile, ...]
+    rows: NDArray[np.int32]  # of all tiles, one tile after another
+    sizes: NDArray[np.int64]  # rows of each tile, (tiles,)
+    nnz: NDArray[np.int64]  # nonzeros of each tile, (tiles,)
+    nnc: NDArray[np.int64]  # non-empty columns of each tile, (tiles,)
     empty_rows: NDArray[np.int32]
 
-    @cached_property
-    def nnz(self) -> NDArray[np.int64]:
-        """Nonzeros of each tile, (tiles,)."""
-        return np.array([tile.nnz for tile in self.tiles], dtype=np.int64)
+    @property
+    def count(self) -> int:
+        """The number of tiles."""
+        return len(self.sizes)
 
-    @cached_property
-    def nnc(self) -> NDArray[np.int64]:
-        """Non-empty columns of each tile, (tiles,)."""
-        return np.array([tile.nnc for tile in self.tiles], dtype=np.int64)
+    @property
+    def starts(self) -> NDArray[np.int64]:
+        """The index in ``rows`` of each tile's first, (tiles,)."""
+        return np.cumsum(self.sizes) - self.sizes
 
-    @cached_property
-    def together(self) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-        """The rows of all tiles, concatenated, (rows,), and the index of each tile's first, (tiles,)."""
-        rows = [tile.rows for tile in self.tiles]
-        sizes = np.array([len(part) for part in rows], dtype=np.int64)
-        return np.concatenate(rows) if rows else np.empty(0, dtype=np.int32), np.cumsum(sizes) - sizes
-
-    @cached_property
-    def filled_rows(self) -> int:
-        """The number of rows in all tiles: the non-empty rows of A."""
-        return sum(len(tile.rows) for tile in self.tiles)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle as a few arrays: a space has tens of thousands of tiles."""
-        sizes = np.array([len(tile.rows) for tile in self.tiles], dtype=np.int64)
-        return _tiling_of, (self.size_limit, self.together[0], sizes, self.nnz, self.nnc, self.empty_rows)
+    @property
+    def tiles(self) -> list[NDArray[np.int32]]:
+        """A_tile: the rows of A that one thread block multiplies, in ascending order; none is empty."""
+        return np.split(self.rows, self.starts[1:]) if self.count else []
 
     @property
     def block_rows(self) -> int:
         """Thread blocks along M: one per tile, plus those that write the zeros of empty rows."""
-        return len(self.tiles) + ceil_div(len(self.empty_rows), ZERO_ROWS)
+        return self.count + ceil_div(len(self.empty_rows), ZERO_ROWS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,22 +245,6 @@ ZERO_ROWS = 64
 
 #: Values of ``Schedule.column_group`` that a search tries; 0: all column blocks.
 COLUMN_GROUPS = (1, 2, 0)
-
-
-def _tiling_of(
-    size_limit: int,
-    rows: NDArray[np.int32],
-    sizes: NDArray[np.int64],
-    nnz: NDArray[np.int64],
-    nnc: NDArray[np.int64],
-    empty_rows: NDArray[np.int32],
-) -> Tiling:
-    """Rebuild a tiling from the arrays of ``Tiling.__reduce__``."""
-    rows.setflags(write=False)
-    ends = np.cumsum(sizes).tolist()
-    starts = [0, *ends[:-1]] if ends else []
-    figures = zip(starts, ends, nnz.tolist(), nnc.tolist(), strict=True)
-    return Tiling(size_limit, tuple(RowTile(rows[start:end], *both) for start, end, *both in figures), empty_rows)
 
 
 def block_rows(matrix: SparseMatrix, size_limits: Ints | int) -> Ints:

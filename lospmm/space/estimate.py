@@ -93,7 +93,7 @@ class Work:
 def work_of(problem: Problem, candidates: UnrolledPlans) -> Work:
     """Return the work of the busiest SM for each candidate."""
     device, split = problem.device, candidates.split_k
-    tiles = candidates.by_tiling(lambda tiling: max(len(tiling.tiles), 1)) * split
+    tiles = candidates.by_tiling(lambda tiling: max(tiling.count, 1)) * split
     across = ceil_divs(problem.n, candidates.block_cols)
     busy_sms = candidates.by_schedule(lambda schedule: device.sms_of_clusters(schedule.split_k))
     blocks = ceil_divs(tiles * across, busy_sms)
@@ -105,7 +105,7 @@ def work_of(problem: Problem, candidates: UnrolledPlans) -> Work:
     )
     loads = candidates.by_tiling(lambda tiling: int(tiling.nnc.sum()))
     arithmetic = candidates.by_tiling(lambda tiling: int(tiling.nnz.sum()))
-    filled = candidates.by_tiling(lambda tiling: tiling.filled_rows)
+    filled = candidates.by_tiling(lambda tiling: len(tiling.rows))
     empty = candidates.by_tiling(lambda tiling: len(tiling.empty_rows))
     exchanged = EXCHANGE_INSTRUCTIONS * (split - 1) * filled
     words = candidates.thread_words

@@ -157,7 +157,7 @@ def differs(problem: Problem, cols: Ints | int, group: Ints | int) -> NDArray[np
 def _of_use(problem: Problem, space: Space, candidates: UnrolledPlans) -> NDArray[np.bool_]:
     """Return whether a candidate's split gives enough blocks, and half the split too few that multiply for all SMs."""
     blocks, split = block_counts(problem, candidates), candidates.split_k
-    tiles = candidates.by_tiling(lambda tiling: len(tiling.tiles)) * ceil_divs(problem.n, candidates.block_cols)
+    tiles = candidates.by_tiling(lambda tiling: tiling.count) * ceil_divs(problem.n, candidates.block_cols)
     needed: NDArray[np.bool_] = (split == 1) | (tiles * split // 2 < problem.device.sms)
     return needed & (blocks >= space.least_blocks)
 

@@ -50,7 +50,7 @@ class FeatureSubject:
     @cached_property
     def tiles(self) -> Ints:
         """Row tiles, without the blocks of empty rows."""
-        return self.candidates.by_tiling(lambda tiling: len(tiling.tiles))
+        return self.candidates.by_tiling(lambda tiling: tiling.count)
 
     @cached_property
     def column_blocks(self) -> Ints:

@@ -72,7 +72,7 @@ def _kinds(candidates: UnrolledPlans) -> Ints:
 
     Candidates of a kind have as many tiles, columns, blocks per tile and words per thread.
     """
-    tiles = candidates.by_tiling(lambda tiling: len(tiling.tiles))
+    tiles = candidates.by_tiling(lambda tiling: tiling.count)
     cols = tiles * (int(candidates.cols.max(initial=0)) + 1) + candidates.cols
     kinds: Ints = (cols * 16 + candidates.split_k) * 2 + (candidates.thread_words > 1)
     return kinds
@@ -92,6 +92,6 @@ def places_of(candidates: UnrolledPlans) -> Floats:
             for one in schedules
         ]
     ).reshape(len(schedules), 4)
-    tiles = candidates.by_tiling(lambda tiling: max(len(tiling.tiles), 1))
+    tiles = candidates.by_tiling(lambda tiling: max(tiling.count, 1))
     sizes = (2 * np.log2(tiles), 2 * np.log2(candidates.cols), np.log2(candidates.rows))
     return np.column_stack((*sizes, by_schedule[candidates.schedule]))

@@ -113,8 +113,7 @@ def seconds_of_each(problem: Problem, candidates: UnrolledPlans) -> Ints:
 
 
 def _most_of_a_tile(tiling: Tiling, is_long: NDArray[np.bool_]) -> int:
-    rows, starts = tiling.together
-    return int(np.add.reduceat(is_long[rows], starts, dtype=np.int64).max()) if len(rows) else 0
+    return int(np.add.reduceat(is_long[tiling.rows], tiling.starts, dtype=np.int64).max()) if tiling.count else 0
 
 
 def _beside_rows(schedule: Schedule) -> int:

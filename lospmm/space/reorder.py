@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from lospmm.errors import BadRequest
 from lospmm.matrix.csr import SparseMatrix
 from lospmm.problem.problem import ceil_div
-from lospmm.space.candidates import RowTile, Tiling
+from lospmm.space.candidates import Tiling
 
 WORD_BITS = 64
 
@@ -235,8 +235,8 @@ def tiling_of(
     starts = np.flatnonzero(np.diff(placement[order], prepend=-1))
     index = rows.index[order]
     index.setflags(write=False)
-    nnz = np.add.reduceat(rows.nnz[order], starts).tolist()
-    nnc = np.bitwise_count(np.bitwise_or.reduceat(rows.mask[order], starts, axis=0)).sum(axis=1).tolist()
-    members = np.split(index, starts[1:]) if len(starts) else []
-    tiles = tuple(RowTile(*tile) for tile in zip(members, nnz, nnc, strict=True))
-    return Tiling(size_limit, tiles, empty_rows)
+    sizes = np.diff(starts, append=len(order))
+    nnz = np.add.reduceat(rows.nnz[order], starts, dtype=np.int64)
+    occupied = np.bitwise_or.reduceat(rows.mask[order], starts, axis=0)
+    nnc = np.bitwise_count(occupied).sum(axis=1, dtype=np.int64)
+    return Tiling(size_limit, index, sizes, nnz, nnc, empty_rows)

@@ -29,12 +29,12 @@ def swapped(matrix: SparseMatrix, tiling: Tiling) -> Tiling:
 
     Large tilings stay as they are. Raises BadRequest as ``regroup``.
     """
-    tiles, slots = len(tiling.tiles), len(tiling.tiles) * tiling.size_limit
+    tiles, slots = tiling.count, tiling.count * tiling.size_limit
     words, moves = ceil_div(matrix.k, WORD_BITS), slots * tiles
     if tiles < 2 or 2 * moves * (words + MOVE_WORDS) > MAX_WORDS:
         return tiling
     rows = nonempty_rows(matrix)
-    placed = _Placed(rows.mask, rows.nnz, np.searchsorted(rows.index, tiling.together[0]), tiling)
+    placed = _Placed(rows.mask, rows.nnz, np.searchsorted(rows.index, tiling.rows), tiling)
     left = MAX_WORDS - moves * words
     while left > 0 and len(changed := placed.swap()):
         left -= slots * len(changed) * words + moves * MOVE_WORDS
@@ -46,9 +46,9 @@ class _Placed:
 
     def __init__(self, mask: NDArray[np.uint64], nnz: Ints, order: Ints, tiling: Tiling) -> None:
         """Place the rows ``order`` of ``mask``, (rows, words), and ``nnz``, (rows,), as in ``tiling``."""
-        self.tiles, self.limit = len(tiling.tiles), tiling.size_limit
+        self.tiles, self.limit = tiling.count, tiling.size_limit
         slots, words = self.tiles * self.limit, mask.shape[1]
-        filled = np.concatenate([at * self.limit + np.arange(len(one.rows)) for at, one in enumerate(tiling.tiles)])
+        filled = np.arange(len(order)) + np.repeat(np.arange(self.tiles) * self.limit - tiling.starts, tiling.sizes)
         self.row = np.full(slots, -1)
         self.row[filled] = order
         self.mask, self.nnz = np.zeros((words, slots), dtype=np.uint64), np.zeros(slots, dtype=np.int64)

@@ -71,7 +71,7 @@ def kept_bytes(candidate: UnrolledPlan, sums: int, shared_bytes: int) -> int:
     0 if no tile of ``candidate`` has several pieces.
     """
     cols = candidate.tile.cols
-    if all(pieces_of(tile.nnz + tile.nnc) == 1 for tile in candidate.tiling.tiles):
+    if all(pieces_of(instructions) == 1 for instructions in (candidate.tiling.nnz + candidate.tiling.nnc).tolist()):
         return 0
     return kept_quads(sums, cols, shared_bytes) * KEPT_BYTES * cols
 

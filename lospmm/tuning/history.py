@@ -179,9 +179,7 @@ def named(candidate: Candidate) -> dict[str, Any]:
     plan = candidate.plan
     if not candidate.is_unrolled:
         return {"family": candidate.family, **asdict(plan)}
-    rows = [tile.rows for tile in plan.tiling.tiles]
-    sizes = np.array([len(part) for part in rows], dtype=np.int32)
-    tiling = zlib.crc32(np.concatenate([sizes, *rows]).astype("<i4").tobytes())
+    tiling = zlib.crc32(np.concatenate((plan.tiling.sizes, plan.tiling.rows)).astype("<i4").tobytes())
     return {"rows": plan.tile.rows, "cols": plan.tile.cols, **asdict(plan.schedule), "tiling": tiling}
 
 

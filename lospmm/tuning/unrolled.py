@@ -78,7 +78,7 @@ def _listed(candidates: UnrolledPlans, scores: NDArray[np.float64], size: int) -
     Candidates with as many tiles, columns and blocks per tile are of a kind: their times differ little. Those whose
     tiles and columns differ by less than APART come after all others: a forecast that is wrong of one is wrong of all.
     """
-    tiles = candidates.by_tiling(lambda tiling: len(tiling.tiles))
+    tiles = candidates.by_tiling(lambda tiling: tiling.count)
     sizes = np.stack((np.maximum(tiles, 1), candidates.cols))
     steps = np.rint(np.log(sizes) / np.log(APART)).astype(np.int64)
     kinds = [np.stack((*axes, candidates.split_k), axis=1) for axes in (steps, sizes)]

@@ -44,7 +44,7 @@ def considered(problem: Problem, choice: Choice) -> list[UnrolledPlan]:
     ``problem`` is in words (``lanes.in_lanes``).
     """
     singles, wide = (
-        _of_all_kinds(listed, size, lambda one: (len(one.tiling.tiles), one.tile.cols))
+        _of_all_kinds(listed, size, lambda one: (one.tiling.count, one.tile.cols))
         for listed, size in ((choice.shortlist, SINGLES), (choice.wide, WIDE))
     )
     first = _distinct([*_distinct([choice.winner.plan, *singles])[:SINGLES], *wide])
@@ -56,7 +56,7 @@ def _others(problem: Problem, choice: Choice, known: Sequence[UnrolledPlan]) -> 
 
     def blocks_of(one: UnrolledPlan) -> tuple[int, int]:
         """Return the columns of a block, and the number of blocks in steps of the square root of two."""
-        blocks = len(one.tiling.tiles) * ceil_div(problem.n, one.tile.cols * one.schedule.thread_words)
+        blocks = one.tiling.count * ceil_div(problem.n, one.tile.cols * one.schedule.thread_words)
         return one.tile.cols, round(2 * math.log2(max(blocks, 1) * one.schedule.split_k))
 
     tiles = {(one.tile, one.schedule.thread_words) for one in known}

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lospmm.problem.problem import Problem
-from lospmm.space.candidates import RowTile, Tiling, UnrolledPlan
+from lospmm.space.candidates import Tiling, UnrolledPlan
 from lospmm_proxies.launch import active_kernel_blocks
 
 #: Clusters for each thread block that an SM runs at a time ("based on our experience", section 5.1.2).
@@ -38,18 +38,20 @@ def cluster_limit(problem: Problem, sharers: Sequence[UnrolledPlan]) -> int:
 def cluster_tiles(tiling: Tiling, limit: int) -> list[Cluster]:
     """Return ``limit`` clusters, or one a tile if there are fewer, in the order of their first tiles."""
     features = np.stack((tiling.nnc, tiling.nnz), axis=1)
-    label = _labels(features, min(limit, len(tiling.tiles)))
+    label = _labels(features, min(limit, tiling.count))
     _, first = np.unique(label, return_index=True)
     members = [np.flatnonzero(label == label[tile]) for tile in np.sort(first)]
     means = [np.rint(features[tiles].mean(axis=0)).astype(int).tolist() for tiles in members]
     return [Cluster(tiles, loads, fmas) for tiles, (loads, fmas) in zip(members, means, strict=True)]
 
 
-def central_tile(tiling: Tiling, cluster: Cluster, loads: int) -> RowTile:
-    """Return the tile nearest to the centroid among those with ``loads`` loads or more: never none."""
+def central_tile(tiling: Tiling, cluster: Cluster, loads: int) -> NDArray[np.int32]:
+    """Return the rows of the tile nearest to the centroid among those with ``loads`` loads or more: never none."""
     enough = cluster.tiles[tiling.nnc[cluster.tiles] >= loads]
     distance = np.hypot(tiling.nnc[enough] - cluster.loads, tiling.nnz[enough] - cluster.fmas)
-    return tiling.tiles[int(enough[np.argmin(distance)])]
+    tile = int(enough[np.argmin(distance)])
+    start = int(tiling.starts[tile])
+    return tiling.rows[start : start + int(tiling.sizes[tile])]
 
 
 def dispatch(tiling: Tiling, clusters: Sequence[Cluster], parts: int = 1) -> tuple[int, ...]:

@@ -34,10 +34,10 @@ def proxy_block(matrix: SparseMatrix, tiling: Tiling, cluster: Cluster, schedule
     often.
     """
     count = iterations(cluster.loads, matrix)
-    tile = central_tile(tiling, cluster, count)
+    rows = central_tile(tiling, cluster, count)
     fmas = round(cluster.fmas * count / cluster.loads)
-    columns = _nonempty_columns(matrix, tile.rows)[:count]
-    return parts_of_tile(*proxy_iterations(columns, fmas, len(tile.rows)), tile.rows, schedule)
+    columns = _nonempty_columns(matrix, rows)[:count]
+    return parts_of_tile(*proxy_iterations(columns, fmas, len(rows)), rows, schedule)
 
 
 def kept_share(trial: ProxyKernel) -> float:

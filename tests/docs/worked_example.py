@@ -27,7 +27,7 @@ def fenced(text: str) -> str:
 
 def matrix() -> str:
     lines = ["row " + "".join(f"{column:>7}" for column in range(EXAMPLE.shape[1]))]
-    for number in CANDIDATE.tiling.tiles[0].rows:
+    for number in CANDIDATE.tiling.tiles[0]:
         cells = "".join(f"{value:7g}" if value else "      ." for value in EXAMPLE[number])
         lines.append(f"{number:>3} {cells}")
     return fenced("\n".join(lines))

@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from lospmm.errors import BadRequest
 from lospmm.matrix.csr import SparseMatrix, from_dense
 from lospmm.problem.device import DEVICES, DeviceSpec
 from lospmm.problem.problem import Problem, ceil_div
-from lospmm.space.candidates import ZERO_ROWS, RowTile, Schedule, TileSize, Tiling, UnrolledPlan
+from lospmm.space.candidates import ZERO_ROWS, Schedule, TileSize, Tiling, UnrolledPlan
 from lospmm.space.occupancy import resident_blocks
 from lospmm.space.registers import forecast_registers
 from lospmm.space.reorder import regroup
@@ -60,8 +61,9 @@ def features(program: TileProgram) -> tuple[int, int]:
 
 def tiling_of(features: list[tuple[int, int]]) -> Tiling:
     """Tiles of one row each with the given (nnc, nnz), which need not be those of any matrix."""
-    tiles = [RowTile(np.array([row], dtype=np.int32), nnz, nnc) for row, (nnc, nnz) in enumerate(features)]
-    return Tiling(1, tuple(tiles), np.array([], dtype=np.int32))
+    nnc, nnz = np.array(features, dtype=np.int64).reshape(-1, 2).T
+    rows = np.arange(len(features), dtype=np.int32)
+    return Tiling(1, rows, np.ones_like(nnz), nnz, nnc, rows[:0])
 
 
 @given(problems(), st.lists(st.integers(1, 40), min_size=1, max_size=3, unique=True))
@@ -92,8 +94,8 @@ def test_a_proxy_block_has_its_centroids_loads_and_multiply_adds(
     matrix = problem.matrix
     tiling = regroup(matrix, [size_limit])[size_limit]
     clusters = cluster_tiles(tiling, limit)
-    assert len(clusters) == min(limit, len(tiling.tiles))
-    assert sorted(np.concatenate([[], *(c.tiles for c in clusters)])) == list(range(len(tiling.tiles)))
+    assert len(clusters) == min(limit, tiling.count)
+    assert sorted(np.concatenate([[], *(c.tiles for c in clusters)])) == list(range(tiling.count))
     for cluster in clusters:
         assert abs(cluster.loads - tiling.nnc[cluster.tiles].mean()) <= 0.5
         assert abs(cluster.fmas - tiling.nnz[cluster.tiles].mean()) <= 0.5
@@ -104,7 +106,7 @@ def test_a_proxy_block_has_its_centroids_loads_and_multiply_adds(
         assert fmas >= loads
         assert block.buffers == min(schedule.prefetch, loads)
         rows = block.code["target"][block.code["op"] == Op.STORE]
-        assert any(np.array_equal(rows, tiling.tiles[tile].rows) for tile in cluster.tiles)
+        assert any(np.array_equal(rows, tiling.tiles[tile]) for tile in cluster.tiles)
         check_code(block, matrix, rows)
 
 
@@ -207,10 +209,8 @@ def test_a_cluster_of_one_tile_differs_from_the_tile_in_its_weights_alone():
     matrix = from_dense(np.full((6, 40), 3.0))
     tiling = regroup(matrix, [3])[3]
     for schedule in SCHEDULES:
-        (proxy,) = proxy_block(
-            matrix, tiling, Cluster(np.array([0]), tiling.tiles[0].nnc, tiling.tiles[0].nnz), schedule
-        )
-        kernel = tile_programs(matrix, tiling.tiles[0].rows, schedule)[0]
+        (proxy,) = proxy_block(matrix, tiling, Cluster(np.array([0]), tiling.nnc[0], tiling.nnz[0]), schedule)
+        kernel = tile_programs(matrix, tiling.tiles[0], schedule)[0]
         fields = ["op", "target", "source"]
         assert np.array_equal(proxy.code[fields], kernel.code[fields])
         assert len(list(instructions(proxy))) == len(list(instructions(kernel)))
@@ -247,9 +247,9 @@ EXACT_DEVICES = [device for device in DEVICES.values() if device.name != "v100"]
 )
 def test_a_proxy_has_the_kernels_occupancy(device: DeviceSpec, rows: int, cols: int, n: int, compiled_registers: int):
     """Also when the compiler finds a use for fewer registers than the forecast."""
-    tiles = tuple(RowTile(np.array([row], dtype=np.int32), 1, 1) for row in range(ceil_div(300, rows)))
+    tiling = replace(tiling_of([(1, 1)] * ceil_div(300, rows)), size_limit=rows)
     problem = Problem(from_dense(np.eye(300)), n, device)
-    candidate = UnrolledPlan(TileSize(rows, cols), Schedule(4), Tiling(rows, tiles, np.array([], dtype=np.int32)))
+    candidate = UnrolledPlan(TileSize(rows, cols), Schedule(4), tiling)
     registers = forecast_registers(rows, candidate.schedule, device)
     fits = resident_blocks(device, threads=cols, registers_per_thread=registers, shared_bytes=0)
     if not fits:

@@ -66,7 +66,7 @@ def test_of_no_nonzeros_something_is_considered(dtype: str) -> None:
     """It has no tile."""
     problem = for_emitter(Problem(uniform(64, 64, 1.0, seed=0), 64, H200, dtype=DTYPES[dtype]), "sass")
     found = considered(in_lanes(problem), listed(problem))
-    assert found and not any(one.tiling.tiles for one in found)
+    assert found and not any(one.tiling.count for one in found)
 
 
 @types

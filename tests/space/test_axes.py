@@ -80,7 +80,7 @@ def test_a_kernel_takes_the_registers_that_are_forecast(rows: int, prefetch: int
         return
     made = build(problem, unrolled(one), "sass", store=Store(Path("/nonexistent")), workers=1)
     assert made.program is not None and made.emission is not None and made.emission.machine is not None
-    most = max(len(tile.rows) for tile in one.tiling.tiles)
+    most = int(one.tiling.sizes.max())
     assert made.emission.machine.registers <= forecast
     assert made.emission.machine.registers >= 2 * most
     assert (made.words, made.program.n, made.compiled.launch.block) == (DOUBLE, n // 2, 32)

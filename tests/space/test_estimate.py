@@ -65,12 +65,12 @@ def one_by_one(problem: Problem, candidate: UnrolledPlan) -> float:
         shared_bytes=(split - 1) * -(-tile.rows // split) * tile.cols * 4 + 16 * (split > 1),
     )
     sms = device.sms * {1: 132, 2: 132, 4: 120, 8: 120}[split] // 132
-    parts, across = len(tiling.tiles) * split, -(-problem.n // tile.cols)
+    parts, across = tiling.count * split, -(-problem.n // tile.cols)
     blocks = -(-parts * across // sms)
     resident = min(max(resident, 1), blocks)
-    all_loads, rows = sum(t.nnc for t in tiling.tiles), sum(len(t.rows) for t in tiling.tiles)
+    all_loads, rows = int(tiling.nnc.sum()), len(tiling.rows)
     loads = all_loads / parts
-    instructions = (all_loads + sum(t.nnz for t in tiling.tiles) + rows + 3 * (split - 1) * rows) / parts
+    instructions = (all_loads + int(tiling.nnz.sum()) + rows + 3 * (split - 1) * rows) / parts
     instructions += len(tiling.empty_rows) * across / sms / blocks
 
     issue = blocks * instructions * (tile.cols / device.warp_size) / 4

@@ -180,7 +180,7 @@ def test_a_survivor_is_shared_by_as_many_blocks_as_are_of_use(
             if forecast_registers(tile.rows, schedule, problem.device) <= problem.device.registers_per_thread
             and (split - 1) * -(-tile.rows // split) * tile.cols * 4 <= problem.device.shared_bytes_per_block
         }
-        tiles = len(survivor.tiling.tiles) * -(-n // tile.cols)  # without the blocks of empty rows
+        tiles = survivor.tiling.count * -(-n // tile.cols)  # without the blocks of empty rows
         useful = {s for s in fits if alone * s >= least and (s == 1 or tiles * s / 2 < problem.device.sms)}
         assert found[tile] == useful and useful
 

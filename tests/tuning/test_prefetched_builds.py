@@ -16,7 +16,7 @@ from lospmm.toolchain.compile import Built, Compiled, OnDisk
 from lospmm.tuning.builders import BuildPlace, PrefetchedBuilds
 
 LAUNCH = Launch((1, 1, 1), 32)
-TILING = Tiling(8, (), np.empty(0, np.int32))
+TILING = Tiling(8, *np.empty((5, 0), np.int64))
 UNROLLED = [unrolled(UnrolledPlan(TileSize(8, 32), Schedule(number), TILING)) for number in range(13)]
 PLANS = [Candidate("csr", name, 1.0) for name in ("a", "b", "c")]
 

@@ -49,7 +49,7 @@ def sampled(problem: Problem, count: int, emitter: str, random: np.random.Genera
 
 def _kinds(pool: UnrolledPlans) -> NDArray[np.int64]:
     """Return the kind of each candidate as in a search: tiles and their columns, whatever a tile's rows."""
-    tiles = pool.by_tiling(lambda tiling: len(tiling.tiles))
+    tiles = pool.by_tiling(lambda tiling: tiling.count)
     return np.ravel_multi_index((tiles, pool.cols, pool.split_k), (int(tiles.max()) + 1, 1 << 12, 1 << 5))
 
 
