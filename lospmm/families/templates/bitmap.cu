@@ -175,7 +175,7 @@ LOSPMM_KERNEL(ENTRY) {
 #if !RESIDUAL
   const Element *residual = nullptr;
 #endif
-  const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;  // one register for all lanes
+  const int warp = lospmm_warp(), lane = threadIdx.x % 32;
   const int part = warp % PARTS, line = warp / PARTS;
   const long long block = blockIdx.z, first = static_cast<long long>(blockIdx.x) * COLS;
   const int mine = blockIdx.y * PARTS + part;

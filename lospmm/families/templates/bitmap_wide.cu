@@ -128,7 +128,7 @@ LOSPMM_KERNEL(ENTRY) {
   unsigned long long *full = reinterpret_cast<unsigned long long *>(scratch + MAP_BYTES);
   unsigned long long *empty = full + STAGES, *done = empty + STAGES, *pieces_full = done + 2;
   unsigned long long *pieces_empty = pieces_full + WARPS * SLOTS;
-  const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;  // one register for all lanes
+  const int warp = lospmm_warp(), lane = threadIdx.x % 32;
   // Who copies makes the barriers of its copies, and begins with them: the others hear of them at the block's barrier.
   if (warp >= WARPS) {
     lospmm_give_registers<FEEDING_REGISTERS>();

@@ -251,6 +251,12 @@ LOSPMM_INLINE void lospmm_bulk_wait(unsigned long long *barrier, unsigned parity
 
 #endif
 
+// A lane's value in a register of its own. What depends on threadIdx alone the compiler would compute again in a loop, with a
+// read of it (S2R) each time: it does not see through a shuffle.
+LOSPMM_INLINE unsigned lospmm_kept(unsigned value) { return __shfl_sync(~0u, value, threadIdx.x % 32); }
+// The number of the thread's warp, the same register for all lanes.
+LOSPMM_INLINE int lospmm_warp() { return __shfl_sync(~0u, static_cast<int>(threadIdx.x / 32), 0); }
+
 // What B and C are made of (LOSPMM_DTYPE: lospmm/packed.py), and what is done to A x B (SCALED, BIAS, RELU, RESIDUAL).
 
 #if LOSPMM_DTYPE == 2

@@ -66,23 +66,22 @@ LOSPMM_KERNEL(ENTRY) {
 #if !RESIDUAL
   const Element *residual = nullptr;
 #endif
-  const int warp = threadIdx.x / 32;
-  const unsigned lane = threadIdx.x % 32, zeros = lane * (4 * COLS);
+  const int warp = lospmm_warp();
+  const unsigned lane = lospmm_kept(threadIdx.x % 32), zeros = lane * (4 * COLS);
   const unsigned char *arrays = lospmm_data + FIRST_ARRAY;
   const Place *place = reinterpret_cast<const Place *>(arrays) + blockIdx.y * WARPS + warp;
   const int bytes_of_places = static_cast<int>(gridDim.y) * WARPS * static_cast<int>(sizeof(Place));
-  const unsigned char *from = arrays + (bytes_of_places + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT +
-                              (blockIdx.y * WARPS + warp) * (1ll * UNITS * UNIT_BYTES);
+  const unsigned char *all_units = arrays + (bytes_of_places + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+  Source from = source_of(all_units + (blockIdx.y * WARPS + warp) * (1ll * UNITS * UNIT_BYTES), lane);
   Unit ahead[AHEAD];
 #pragma unroll
-  for (int one = 0; one < AHEAD; ++one) load(ahead[one], from + one * UNIT_BYTES);
-  from += AHEAD * UNIT_BYTES;
-  const int units = static_cast<int>(place->units);
+  for (int one = 0; one < AHEAD; ++one) load(ahead[one], from, one);
+  const int units = __shfl_sync(~0u, static_cast<int>(place->units), 0);
   const int block_row = static_cast<int>(place->block_row), rows = static_cast<int>(place->block_rows);
   const int last = block_row + rows - 1;  // turn of the block
   const unsigned short *lengths = lospmm_array<unsigned short>(2);
   const unsigned char *rows_of_turns = lospmm_array<unsigned char>(3) + lane;
-  int turn = static_cast<int>(place->turn), left = static_cast<int>(place->left);
+  int turn = static_cast<int>(place->turn), left = __shfl_sync(~0u, static_cast<int>(place->left), 0);
   unsigned at = place->behind[lane] * ROW_BYTES + zeros;
   bool is_shared = place->is_continued;
   unsigned row = __ldg(rows_of_turns + turn * 32ll);

@@ -40,7 +40,7 @@ LOSPMM_INLINE void multiply(Sums &sums, const Unit &unit, int step, const unsign
 }
 
 // A lane's two sums of a row's, which begin ``at`` bytes into shared memory.
-LOSPMM_INLINE float2 &two_sums(unsigned at) { return *reinterpret_cast<float2 *>(lospmm_shared + at + threadIdx.x % 32 * 8); }
+LOSPMM_INLINE float2 &two_sums(unsigned at, unsigned lane) { return *reinterpret_cast<float2 *>(lospmm_shared + at + lane * 8); }
 
 // What is read of sums, and the sum of all steps.
 struct Used {
@@ -86,37 +86,39 @@ LOSPMM_KERNEL(ENTRY) {
 #if !RESIDUAL
   const Element *residual = nullptr;
 #endif
-  const int warp = threadIdx.x / 32;
-  const unsigned lane = threadIdx.x % 32, zeros = lane % 8 * 16, mine = SHARED_AT + warp * SUMS_BYTES;
+  const int warp = lospmm_warp();
+  const unsigned lane = lospmm_kept(threadIdx.x % 32), zeros = lane % 8 * 16, mine = SHARED_AT + warp * SUMS_BYTES;
   Diagonals diagonals;
 #pragma unroll
   for (int step = 0; step < 4; ++step) {
     const bool holds = (lane / 8 ^ lane % 4) == step, is_second = lane / 4 % 2 != 0;
-    diagonals.low[step] = !holds ? 0x4444 : is_second ? 0x1044 : 0x4410;
-    diagonals.high[step] = !holds ? 0x4444 : is_second ? 0x3244 : 0x4432;
+    diagonals.low[step] = lospmm_kept(!holds ? 0x4444 : is_second ? 0x1044 : 0x4410);
+    diagonals.high[step] = lospmm_kept(!holds ? 0x4444 : is_second ? 0x3244 : 0x4432);
   }
   const unsigned char *arrays = lospmm_data + FIRST_ARRAY;
   const Place *place = reinterpret_cast<const Place *>(arrays) + blockIdx.y * WARPS + warp;
   const int bytes_of_places = static_cast<int>(gridDim.y) * WARPS * static_cast<int>(sizeof(Place));
-  const unsigned char *from = arrays + (bytes_of_places + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT +
-                              (blockIdx.y * WARPS + warp) * (1ll * UNITS * UNIT_BYTES);
+  const unsigned char *all_units = arrays + (bytes_of_places + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+  Source from = source_of(all_units + (blockIdx.y * WARPS + warp) * (1ll * UNITS * UNIT_BYTES), lane);
   Unit ahead[AHEAD];
 #pragma unroll
-  for (int one = 0; one < AHEAD; ++one) load(ahead[one], from + one * UNIT_BYTES);
-  from += AHEAD * UNIT_BYTES;
-  const int units = static_cast<int>(place->units);
+  for (int one = 0; one < AHEAD; ++one) load(ahead[one], from, one);
+  const int units = __shfl_sync(~0u, static_cast<int>(place->units), 0);
   const int block_row = static_cast<int>(place->block_row), rows = static_cast<int>(place->block_rows);
   const unsigned short *all_lengths = lospmm_array<unsigned short>(2) + block_row;
   const unsigned char *all_rows = lospmm_array<unsigned char>(3) + block_row * 8;
   const unsigned short *all_starts = lospmm_array<unsigned short>(4) + block_row * 32;
-  int turn = static_cast<int>(place->turn) - block_row, left = static_cast<int>(place->left);
+  int turn = static_cast<int>(place->turn) - block_row, left = __shfl_sync(~0u, static_cast<int>(place->left), 0);
   unsigned at = place->behind[lane] * ROW_BYTES + zeros;
   bool is_shared = place->is_continued;
 
-  for (int one = threadIdx.x; one < ROW_BYTES / 4; one += THREADS) reinterpret_cast<float *>(lospmm_shared)[one] = 0;
+  if (threadIdx.x < ROW_BYTES / 4) reinterpret_cast<float *>(lospmm_shared)[threadIdx.x] = 0;
   if constexpr (N == 8) {
-#pragma unroll 4
-    for (int one = threadIdx.x; one < K; one += THREADS) lospmm_copy<16>(lospmm_shared + ROW_BYTES + one * 16, b + one * 8, true);
+#pragma unroll
+    for (int first = 0; first < K; first += THREADS) {
+      const int one = first + static_cast<int>(threadIdx.x);
+      if (first + THREADS <= K || one < K) lospmm_copy<16>(lospmm_shared + ROW_BYTES + one * 16, b + one * 8, true);
+    }
   } else {
     Element *rows_of_b = reinterpret_cast<Element *>(lospmm_shared + ROW_BYTES);
     constexpr int vector = K * N % 8 == 0 ? 8 : 1;
@@ -135,7 +137,9 @@ LOSPMM_KERNEL(ENTRY) {
   }
   unsigned short *starts = reinterpret_cast<unsigned short *>(lospmm_shared + TABLE_AT), *lengths = starts + MAX_ROWS * 36;
   unsigned char *rows_of_turns = reinterpret_cast<unsigned char *>(starts + MAX_ROWS * 32);
+#pragma unroll 1
   for (int one = threadIdx.x; one < rows * 4; one += THREADS) lospmm_copy<16>(starts + one * 8, all_starts + one * 8, true);
+#pragma unroll 1
   for (int one = threadIdx.x; one < rows; one += THREADS) {
     lospmm_copy<8>(rows_of_turns + one * 8, all_rows + one * 8, true);
     lengths[one] = __ldg(all_lengths + one);
@@ -163,7 +167,7 @@ LOSPMM_KERNEL(ENTRY) {
         const bool is_last = turn + 1 == rows;
         const unsigned start = starts[is_last ? lane : (turn + 1) * 32 + lane];
         go<true>(sums, whole, at, batch[one], diagonals, left, start * ROW_BYTES + zeros);
-        two_sums(is_shared ? mine : PARTS_AT + rows_of_turns[turn * 8 + lane / 4] * SUMS_BYTES) = two_of(whole);
+        two_sums(is_shared ? mine : PARTS_AT + rows_of_turns[turn * 8 + lane / 4] * SUMS_BYTES, lane) = two_of(whole);
         is_shared = false;
         ++turn;
         length = is_last ? FOREVER : lengths[turn];  // behind the last are fillers
@@ -173,15 +177,15 @@ LOSPMM_KERNEL(ENTRY) {
   }
   const bool is_open = units > 0 && turn < rows && left < length;
   float2 own = two_of(used(sums));
-  if (is_open && is_shared) two_sums(mine) = own;
+  if (is_open && is_shared) two_sums(mine, lane) = own;
   __syncthreads();
   if (is_open && !is_shared) {  // it begins here, and others have the rest
 #pragma unroll 1
     for (int other = warp + 1; other < WARPS && turns[other] == turn; ++other) {
-      const float2 more = two_sums(SHARED_AT + other * SUMS_BYTES);
+      const float2 more = two_sums(SHARED_AT + other * SUMS_BYTES, lane);
       own.x += more.x, own.y += more.y;
     }
-    two_sums(PARTS_AT + rows_of_turns[turn * 8 + lane / 4] * SUMS_BYTES) = own;
+    two_sums(PARTS_AT + rows_of_turns[turn * 8 + lane / 4] * SUMS_BYTES, lane) = own;
   }
   __syncthreads();
 #pragma unroll 1

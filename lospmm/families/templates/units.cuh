@@ -19,10 +19,16 @@ struct Unit {
   unsigned behinds;
 };
 
-LOSPMM_INLINE void load(Unit &unit, const unsigned char *from) {
-  const int lane = threadIdx.x % 32;
-  unit.values = __ldcs(reinterpret_cast<const Word<PAIR_BYTES * 4>::type *>(from) + lane);
-  unit.behinds = __ldcs(reinterpret_cast<const unsigned *>(from + BEHINDS_AT) + lane);
+// Where a lane's units lie: AHEAD of them are on their way.
+struct Source {
+  const unsigned char *values, *behinds;
+};
+LOSPMM_INLINE Source source_of(const unsigned char *units, unsigned lane) {
+  return {units + lane * (PAIR_BYTES * 4), units + BEHINDS_AT + lane * 4};
+}
+LOSPMM_INLINE void load(Unit &unit, const Source &from, int one) {
+  unit.values = __ldcs(reinterpret_cast<const Word<PAIR_BYTES * 4>::type *>(from.values + one * UNIT_BYTES));
+  unit.behinds = __ldcs(reinterpret_cast<const unsigned *>(from.behinds + one * UNIT_BYTES));
 }
 
 LOSPMM_INLINE unsigned word(const uint4 &words, int at) {
@@ -36,12 +42,12 @@ LOSPMM_INLINE unsigned pair_of(const uint2 &codes, int at) {
   return INT8 ? lospmm_halves_of_int8(two) : lospmm_halves_of_fp8(two);
 }
 
-// The next AHEAD units of a warp, as ``ahead`` has them; those after them are loaded in their place, ``from`` there on.
-LOSPMM_INLINE void take(Unit (&batch)[AHEAD], Unit (&ahead)[AHEAD], const unsigned char *&from, int unit, int units) {
+// The next AHEAD units of a warp, as ``ahead`` has them; those after them are loaded in their place.
+LOSPMM_INLINE void take(Unit (&batch)[AHEAD], Unit (&ahead)[AHEAD], Source &from, int unit, int units) {
+  from.values += AHEAD * UNIT_BYTES, from.behinds += AHEAD * UNIT_BYTES;
 #pragma unroll
   for (int one = 0; one < AHEAD; ++one) {
     batch[one] = ahead[one];
-    if (unit + AHEAD + one < units) load(ahead[one], from + one * UNIT_BYTES);
+    if (unit + AHEAD + one < units) load(ahead[one], from, one);
   }
-  from += AHEAD * UNIT_BYTES;
 }
