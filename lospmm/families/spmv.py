@@ -33,7 +33,7 @@ COLS = (1, 2, 4, 8)
 MOST_ROWS = 256
 
 #: Warps of a block, blocks of an SM, and units that a warp loads ahead.
-WARPS, BLOCKS, AHEAD = (8, 16, 32), (1, 2, 3), (1, 2)
+WARPS, BLOCKS, AHEAD = (8, 16, 24, 32), (1, 2, 3), (1, 2)
 
 #: All warps have room for as many units as the fullest one; this is the largest ratio of that room to the units in use.
 MOST_PADDING = 4
@@ -80,7 +80,7 @@ class SpmvLayout(NamedTuple):
 
 #: Up to four columns, in float32; and eight, for tensor cores.
 FEW = SpmvLayout("spmv", WARP, 4, 0, 0.9, 21_500.0, 0.025, 0.0)
-EIGHT = SpmvLayout("spmv_eight", 8, 2, 2 * WARP + 8 + 2, 2.2, 14_000.0, 0.0, 65.0)
+EIGHT = SpmvLayout("spmv_eight", 8, 2, 2 * WARP + 8 + 2, 0.9, 14_000.0, 0.0, 64.0)
 
 
 @dataclass(frozen=True, slots=True)
