@@ -79,8 +79,18 @@ class SpmvLayout(NamedTuple):
 
 
 #: Up to four columns, in float32; and eight, for tensor cores.
-FEW = SpmvLayout("spmv", WARP, 4, 0, 0.9, 21_500.0, 0.025, 0.0)
-EIGHT = SpmvLayout("spmv_eight", 8, 2, 2 * WARP + 8 + 2, 0.9, 14_000.0, 0.0, 64.0)
+FEW = SpmvLayout("spmv", WARP, 4, WARP + 2, 0.6, 21_500.0, 0.025, 0.0)
+EIGHT = SpmvLayout("spmv_eight", 8, 2, 2 * WARP + 8 + 2, 0.9, 14_000.0, 0.0, 62.0)
+
+
+def turns_of(rows: int, layout: SpmvLayout) -> np.dtype[np.void]:
+    """Return what a block knows of its turns: where lanes begin, the row of each class, and how many elements.
+
+    Where lanes begin is a row of B, which they begin behind; of eight columns alone.
+    """
+    starts = [("starts", "<u2", (rows, WARP))] if layout is EIGHT else []
+    held = [*starts, ("rows", "u1", (rows, layout.classes)), ("lengths", "<u2", (rows,))]
+    return np.dtype([*held, ("unused", "u1", (-rows * layout.turn_bytes % 16,))])
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +166,8 @@ def shared_bytes(plan: SpmvPlan, problem: Problem, rows: int) -> int:
     """Return the shared memory of a block: B, what rows need, and of each warp sums and its turn."""
     layout, cols = layout_of(problem), cols_of(problem)
     of_b = (ceil_div(problem.matrix.k, layout.classes) + 1) * layout.classes * cols * layout.element_bytes
-    return of_b + _row_bytes(problem) * rows + 4 * layout.classes * cols * plan.warps + 4 * plan.warps
+    of_warps = (4 * layout.classes * cols + 4) * plan.warps
+    return of_b + _row_bytes(problem) * rows + of_warps + 16  # turns end at a multiple of 16 bytes
 
 
 def _row_bytes(problem: Problem) -> int:
@@ -208,7 +219,8 @@ def _micros(problem: Problem, plan: SpmvPlan) -> float:
 def pack_plan(problem: Problem, plan: SpmvPlan) -> PackedKernel:
     """Return the kernel of a plan."""
     epilogue, dtype, template = problem.epilogue, problem.dtype, layout_of(problem).template
-    arrays, split = arrays_of(problem, plan), split_of(plan, problem)
+    arrays = arrays_of(problem, plan)
+    blocks, rows = arrays.turns["lengths"].shape
     entry = f"lospmm_spmv_n{problem.n}"
     settings: dict[str, int | str] = {
         **settings_of(problem.values),
@@ -218,8 +230,10 @@ def pack_plan(problem: Problem, plan: SpmvPlan) -> PackedKernel:
         "WARPS": plan.warps,
         "AHEAD": plan.ahead,
         "UNITS": arrays.units.shape[1],
+        "BLOCKS": blocks,
+        "TURNS_BYTES": arrays.turns.itemsize,
         "K": problem.matrix.k,
-        "MAX_ROWS": split.rows,
+        "MAX_ROWS": rows,
         "FIRST_ARRAY": 2 * PLACES * 8,
         "ALIGNMENT": DATA_ALIGNMENT_BYTES,
     }
@@ -227,7 +241,7 @@ def pack_plan(problem: Problem, plan: SpmvPlan) -> PackedKernel:
         entry=entry,
         source=source_of_template(template, settings, dtype=dtype, epilogue=epilogue, parts=("units.cuh",)),
         data=pack((problem.matrix.m,), arrays, epilogue=epilogue, scales=scales_of(problem)),
-        launch=Launch((1, split.grid, 1), WARP * plan.warps, shared_bytes(plan, problem, split.rows)),
+        launch=Launch((1, blocks, 1), WARP * plan.warps, shared_bytes(plan, problem, rows)),
         registers=registers_allowed(plan, problem),
         cols=problem.n,
         dtype=dtype,
@@ -236,13 +250,11 @@ def pack_plan(problem: Problem, plan: SpmvPlan) -> PackedKernel:
 
 
 class Arrays(NamedTuple):
-    """A in units: where each warp begins, (blocks, warps), its units, (blocks x warps, units), and the turns."""
+    """Where each warp begins, (blocks, warps), each block's turns, (blocks,), and units, (blocks x warps, units)."""
 
     places: NDArray[np.void]
+    turns: NDArray[np.void]
     units: NDArray[np.void]
-    lengths: NDArray[np.uint16]  # elements of each turn, (m,)
-    rows: NDArray[np.uint8]  # of each turn and class, in the block, (m, classes)
-    starts: NDArray[np.uint16]  # the row of B that each lane begins each turn behind, (m, 32); of eight columns alone
 
 
 class BlockTurns(NamedTuple):
@@ -269,23 +281,25 @@ def arrays_of(problem: Problem, plan: SpmvPlan) -> Arrays:
     units = np.zeros((len(blocks), plan.warps * most), dtype=unit_of(problem.values))
     if problem.values is not None:
         units["values"] = problem.values.zero
-    for own, block, row, found in zip(places, blocks, bounds, units, strict=False):
+    for own, block, found in zip(places, blocks, units, strict=True):
         found[: len(block.units)] = block.units
         for place, start in zip(own, (first * STEPS).tolist(), strict=True):
             turn = min(int(np.searchsorted(block.ends, start, side="right")), len(block.ends) - 1)
             begin = int(block.ends[turn - 1]) if turn else 0
-            place["turn"], place["left"] = row + turn, max(1, block.ends[turn] - start)
+            place["turn"], place["left"] = turn, max(1, block.ends[turn] - start)
             if place["units"]:
                 place["is_continued"] = begin < start
                 place["behind"] = block.starts[turn] + _behind(block.units, begin, start)
-    lengths = np.concatenate([np.diff(block.ends, prepend=0) for block in blocks]).astype(np.uint16)
-    rows = np.concatenate([block.rows for block in blocks]).astype(np.uint8)
-    starts = np.zeros(0, dtype=np.uint16)
+    turns = np.zeros(len(blocks), dtype=turns_of(max(len(block.ends) for block in blocks), layout_of(problem)))
+    for of_block, block in zip(turns, blocks, strict=True):
+        rows = len(block.ends)
+        of_block["lengths"][:rows], of_block["rows"][:rows] = np.diff(block.ends, prepend=0), block.rows
+        if layout_of(problem) is EIGHT:
+            of_block["starts"][:rows] = block.starts
     if layout_of(problem) is EIGHT:
-        starts = np.concatenate([block.starts for block in blocks]).astype(np.uint16)
         lanes, steps = held_values()
         units["values"] = units["values"][..., lanes, steps]
-    return Arrays(places, units.reshape(places.size, most), lengths, rows, starts)
+    return Arrays(places, turns, units.reshape(places.size, most))
 
 
 def held_values() -> tuple[NDArray[np.int64], NDArray[np.int64]]:

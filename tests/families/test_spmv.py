@@ -77,8 +77,6 @@ def test_the_warps_of_all_blocks_have_all_nonzeros_once(matrix: SparseMatrix, pl
     assert (bounds[0], bounds[-1], len(bounds)) == (0, matrix.m, grid + 1)
     assert (np.diff(bounds) > 0).all() and np.diff(bounds).max() <= most
     arrays = arrays_of(problem, plan)
-    assert arrays.lengths.min() >= STEPS
-    starts = arrays.starts.reshape(-1, 32) if n == 8 else np.zeros((matrix.m, 32), int)
     room = arrays.units.shape[1] * STEPS
     found = np.zeros((matrix.m, matrix.k + classes * 16), np.float32)
     for block, first in enumerate(bounds[:-1]):
@@ -89,12 +87,15 @@ def test_the_warps_of_all_blocks_have_all_nonzeros_once(matrix: SparseMatrix, pl
         values = held.transpose(0, 2, 1).reshape(-1, 32).view(np.float16)
         pairs = units["behinds"].transpose(0, 2, 1)
         behinds = np.stack([pairs & 15, pairs >> 4], axis=2).reshape(-1, 32)
-        ends = np.cumsum(arrays.lengths[first : bounds[block + 1]].astype(int))
+        turns, count = arrays.turns[block], bounds[block + 1] - first
+        starts = turns["starts"] if n == 8 else np.zeros((count, 32), int)
+        assert (turns["lengths"][:count] >= STEPS).all()
+        ends = np.cumsum(turns["lengths"][:count].astype(int))
         assert arrays.places["units"][block].sum() == -(-ends[-1] // STEPS)
-        for turn, end in enumerate(ends, start=int(first)):
-            begin = end - int(arrays.lengths[turn])
+        for turn, end in enumerate(ends):
+            begin = end - int(turns["lengths"][turn])
             at = starts[turn] + behinds[begin:end].cumsum(axis=0, dtype=int)
-            rows = first + arrays.rows[turn].astype(int)[np.arange(32) % classes]
+            rows = first + turns["rows"][turn].astype(int)[np.arange(32) % classes]
             columns = np.where(values[begin:end] != 0, (at - 1) * classes + np.arange(32) % classes, matrix.k)
             np.add.at(found, (np.broadcast_to(rows, at.shape), columns), values[begin:end])
             for warp in range(-(-begin // room), -(-end // room)):  # those that begin in the turn

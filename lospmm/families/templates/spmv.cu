@@ -12,16 +12,18 @@
 // lengths. What several warps have of a turn is added in the order of the warps, and what the lanes have of a row in the order
 // of the lanes from the row's own on.
 //
-// A load that has to wait for another costs a short kernel a part of its time, so the first arrays lie where no load says.
+// A load that has to wait for another costs a short kernel a part of its time, so no load says where an array lies, and the
+// loop loads units alone: who waits for a load waits for all that use the same scoreboard, of which a warp has six.
 //
-// Numbers: m. Arrays: where each warp begins, blocks x WARPS; the units, WARPS x UNITS of each block; the elements of each
-// turn, m; each lane's row of it in the block, m x 32.
+// Numbers: m. Arrays: where each warp begins, BLOCKS x WARPS; of each block, each lane's row of each turn in it, MAX_ROWS x 32,
+// and the turn's elements, MAX_ROWS; the units, WARPS x UNITS of each block.
 
 constexpr int LOG_COLS = COLS == 1 ? 0 : COLS == 2 ? 1 : 2;
 constexpr int ROW_BYTES = 128 * COLS;                       // of B for a column of A of each lane; of their sums
 constexpr int PARTS_AT = ((K + 31) / 32 + 1) * ROW_BYTES;   // behind zeros and B: of each row of the block, each lane's sums
 constexpr int SHARED_AT = PARTS_AT + MAX_ROWS * ROW_BYTES;  // of turns that an earlier warp began, by warp
 constexpr int TURNS_AT = SHARED_AT + WARPS * ROW_BYTES;     // and which turn that is, or -1
+constexpr int TABLE_AT = TURNS_AT + WARPS * 4;              // of the block's turns: rows and lengths
 
 // The value of a step.
 LOSPMM_INLINE float value_of(const Unit &unit, int step) {
@@ -68,26 +70,18 @@ LOSPMM_KERNEL(ENTRY) {
 #endif
   const int warp = lospmm_warp();
   const unsigned lane = lospmm_kept(threadIdx.x % 32), zeros = lane * (4 * COLS);
-  const unsigned char *arrays = lospmm_data + FIRST_ARRAY;
-  const Place *place = reinterpret_cast<const Place *>(arrays) + blockIdx.y * WARPS + warp;
-  const int bytes_of_places = static_cast<int>(gridDim.y) * WARPS * static_cast<int>(sizeof(Place));
-  const unsigned char *all_units = arrays + (bytes_of_places + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
-  Source from = source_of(all_units + (blockIdx.y * WARPS + warp) * (1ll * UNITS * UNIT_BYTES), lane);
+  const Place *place = reinterpret_cast<const Place *>(lospmm_data + FIRST_ARRAY) + blockIdx.y * WARPS + warp;
+  Source from = source_of(lospmm_data + UNITS_ARRAY + (blockIdx.y * WARPS + warp) * (1ll * UNITS * UNIT_BYTES), lane);
   Unit ahead[AHEAD];
 #pragma unroll
   for (int one = 0; one < AHEAD; ++one) load(ahead[one], from, one);
   const int units = __shfl_sync(~0u, static_cast<int>(place->units), 0);
   const int block_row = static_cast<int>(place->block_row), rows = static_cast<int>(place->block_rows);
-  const int last = block_row + rows - 1;  // turn of the block
-  const unsigned short *lengths = lospmm_array<unsigned short>(2);
-  const unsigned char *rows_of_turns = lospmm_array<unsigned char>(3) + lane;
   int turn = static_cast<int>(place->turn), left = __shfl_sync(~0u, static_cast<int>(place->left), 0);
   unsigned at = place->behind[lane] * ROW_BYTES + zeros;
   bool is_shared = place->is_continued;
-  unsigned row = __ldg(rows_of_turns + turn * 32ll);
-  int next_length = __ldg(lengths + min(turn + 1, last));
-  unsigned next_row = __ldg(rows_of_turns + min(turn + 1, last) * 32ll);
 
+  copy_turns(lospmm_shared + TABLE_AT);
   for (int one = threadIdx.x; one < 32 * COLS; one += THREADS) shared_float(one * 4) = 0;
   if constexpr (K * N % 8 == 0) {
 #pragma unroll 2
@@ -112,6 +106,10 @@ LOSPMM_KERNEL(ENTRY) {
   if constexpr (COLS != N)  // what no column of C uses is not read as a number either
     for (int row_of_b = threadIdx.x; row_of_b < K; row_of_b += THREADS)
       shared_float(ROW_BYTES + (row_of_b * COLS + N) * 4) = 0;
+  const unsigned char *rows_of_turns = lospmm_shared + TABLE_AT;
+  const unsigned short *lengths = reinterpret_cast<const unsigned short *>(rows_of_turns + MAX_ROWS * 32);
+  lospmm_commit();
+  lospmm_wait<0>();
   int *turns = reinterpret_cast<int *>(lospmm_shared + TURNS_AT);
   if (lane == 0) turns[warp] = is_shared ? turn : -1;
   __syncthreads();
@@ -143,18 +141,15 @@ LOSPMM_KERNEL(ENTRY) {
           multiply(sums, now, step, at);
         }
         if (left == STEPS) before = sums, sums = {}, at = zeros;
-        store(is_shared ? mine : PARTS_AT + row * ROW_BYTES + own, before);
+        store(is_shared ? mine : PARTS_AT + rows_of_turns[turn * 32 + lane] * ROW_BYTES + own, before);
         is_shared = false;
-        length = turn == last ? FOREVER : next_length;  // behind the last are fillers
-        left += length - STEPS;
-        row = next_row;
         ++turn;
-        next_length = __ldg(lengths + min(turn + 1, last));
-        next_row = __ldg(rows_of_turns + min(turn + 1, last) * 32ll);
+        length = turn == rows ? FOREVER : lengths[turn];  // behind the last are fillers
+        left += length - STEPS;
       }
     }
   }
-  const bool is_open = units > 0 && turn <= last && left < length;
+  const bool is_open = units > 0 && turn < rows && left < length;
   if (is_open && is_shared) store(mine, sums);
   __syncthreads();
   if (is_open && !is_shared) {  // it begins here, and others have the rest
@@ -163,7 +158,7 @@ LOSPMM_KERNEL(ENTRY) {
 #pragma unroll
       for (int col = 0; col < COLS; ++col)
         sums.of[col] += shared_float(SHARED_AT + other * ROW_BYTES + col * 128 + own);
-    store(PARTS_AT + row * ROW_BYTES + own, sums);
+    store(PARTS_AT + rows_of_turns[turn * 32 + lane] * ROW_BYTES + own, sums);
   }
   __syncthreads();
 #pragma unroll 1

@@ -9,8 +9,8 @@
 // in eight of its lanes. So that in four steps each lane has some, step s puts lane i into row i ^ 2 (s % 4), with sums of its
 // own; values lie where they are needed.
 //
-// Numbers: m. Arrays: where each warp begins, blocks x WARPS; the units, WARPS x UNITS of each block; the elements of each
-// turn, m; each remainder's row of it in the block, m x 8; where each lane begins, m x 32.
+// Numbers: m. Arrays: where each warp begins, BLOCKS x WARPS; of each block, where each lane begins each turn, MAX_ROWS x 32,
+// each remainder's row of it in the block, MAX_ROWS x 8, and its elements, MAX_ROWS; the units, WARPS x UNITS of each block.
 
 constexpr int ROW_BYTES = 128, SUMS_BYTES = 256;             // of B for a column of A of each remainder; of their sums of a row
 constexpr int PARTS_AT = ((K + 7) / 8 + 1) * ROW_BYTES;      // behind zeros and B: of each row of the block, eight sums
@@ -40,7 +40,9 @@ LOSPMM_INLINE void multiply(Sums &sums, const Unit &unit, int step, const unsign
 }
 
 // A lane's two sums of a row's, which begin ``at`` bytes into shared memory.
-LOSPMM_INLINE float2 &two_sums(unsigned at, unsigned lane) { return *reinterpret_cast<float2 *>(lospmm_shared + at + lane * 8); }
+LOSPMM_INLINE float2 &two_sums(unsigned at, unsigned lane) {
+  return *reinterpret_cast<float2 *>(lospmm_shared + at + lane * 8);
+}
 
 // What is read of sums, and the sum of all steps.
 struct Used {
@@ -95,23 +97,18 @@ LOSPMM_KERNEL(ENTRY) {
     diagonals.low[step] = lospmm_kept(!holds ? 0x4444 : is_second ? 0x1044 : 0x4410);
     diagonals.high[step] = lospmm_kept(!holds ? 0x4444 : is_second ? 0x3244 : 0x4432);
   }
-  const unsigned char *arrays = lospmm_data + FIRST_ARRAY;
-  const Place *place = reinterpret_cast<const Place *>(arrays) + blockIdx.y * WARPS + warp;
-  const int bytes_of_places = static_cast<int>(gridDim.y) * WARPS * static_cast<int>(sizeof(Place));
-  const unsigned char *all_units = arrays + (bytes_of_places + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
-  Source from = source_of(all_units + (blockIdx.y * WARPS + warp) * (1ll * UNITS * UNIT_BYTES), lane);
+  const Place *place = reinterpret_cast<const Place *>(lospmm_data + FIRST_ARRAY) + blockIdx.y * WARPS + warp;
+  Source from = source_of(lospmm_data + UNITS_ARRAY + (blockIdx.y * WARPS + warp) * (1ll * UNITS * UNIT_BYTES), lane);
   Unit ahead[AHEAD];
 #pragma unroll
   for (int one = 0; one < AHEAD; ++one) load(ahead[one], from, one);
   const int units = __shfl_sync(~0u, static_cast<int>(place->units), 0);
   const int block_row = static_cast<int>(place->block_row), rows = static_cast<int>(place->block_rows);
-  const unsigned short *all_lengths = lospmm_array<unsigned short>(2) + block_row;
-  const unsigned char *all_rows = lospmm_array<unsigned char>(3) + block_row * 8;
-  const unsigned short *all_starts = lospmm_array<unsigned short>(4) + block_row * 32;
-  int turn = static_cast<int>(place->turn) - block_row, left = __shfl_sync(~0u, static_cast<int>(place->left), 0);
+  int turn = static_cast<int>(place->turn), left = __shfl_sync(~0u, static_cast<int>(place->left), 0);
   unsigned at = place->behind[lane] * ROW_BYTES + zeros;
   bool is_shared = place->is_continued;
 
+  copy_turns(lospmm_shared + TABLE_AT);
   if (threadIdx.x < ROW_BYTES / 4) reinterpret_cast<float *>(lospmm_shared)[threadIdx.x] = 0;
   if constexpr (N == 8) {
 #pragma unroll
@@ -135,15 +132,9 @@ LOSPMM_KERNEL(ENTRY) {
     for (int one = threadIdx.x; one < K; one += THREADS)  // what no column of C uses is not read as a number either
       for (int col = N; col < 8; ++col) rows_of_b[one * 8 + col] = 0;
   }
-  unsigned short *starts = reinterpret_cast<unsigned short *>(lospmm_shared + TABLE_AT), *lengths = starts + MAX_ROWS * 36;
-  unsigned char *rows_of_turns = reinterpret_cast<unsigned char *>(starts + MAX_ROWS * 32);
-#pragma unroll 1
-  for (int one = threadIdx.x; one < rows * 4; one += THREADS) lospmm_copy<16>(starts + one * 8, all_starts + one * 8, true);
-#pragma unroll 1
-  for (int one = threadIdx.x; one < rows; one += THREADS) {
-    lospmm_copy<8>(rows_of_turns + one * 8, all_rows + one * 8, true);
-    lengths[one] = __ldg(all_lengths + one);
-  }
+  const unsigned short *starts = reinterpret_cast<const unsigned short *>(lospmm_shared + TABLE_AT);
+  const unsigned short *lengths = starts + MAX_ROWS * 36;
+  const unsigned char *rows_of_turns = reinterpret_cast<const unsigned char *>(starts + MAX_ROWS * 32);
   lospmm_commit();
   lospmm_wait<0>();
   int *turns = reinterpret_cast<int *>(lospmm_shared + TURNS_AT);

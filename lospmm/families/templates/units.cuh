@@ -51,3 +51,15 @@ LOSPMM_INLINE void take(Unit (&batch)[AHEAD], Unit (&ahead)[AHEAD], Source &from
     if (unit + AHEAD + one < units) load(ahead[one], from, one);
   }
 }
+
+// Where the arrays lie: places first.
+constexpr long long aligned(long long bytes) { return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT; }
+constexpr long long TURNS_ARRAY = FIRST_ARRAY + aligned(1ll * BLOCKS * WARPS * sizeof(Place));
+constexpr long long UNITS_ARRAY = TURNS_ARRAY + aligned(1ll * BLOCKS * TURNS_BYTES);
+
+// Copy what the block knows of its turns to shared memory.
+LOSPMM_INLINE void copy_turns(unsigned char *to) {
+  const unsigned char *from = lospmm_data + TURNS_ARRAY + blockIdx.y * (1ll * TURNS_BYTES);
+#pragma unroll 1
+  for (int one = threadIdx.x * 16; one < TURNS_BYTES; one += THREADS * 16) lospmm_copy<16>(to + one, from + one, true);
+}
