@@ -9,6 +9,8 @@ The last columns have few neighbours to choose from. If a few fours too many wou
 until each fits once (``_once_each``).
 """
 
+from bisect import bisect_right
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -30,6 +32,17 @@ ANY_CROWDED, CROWDED, OF_OTHERS = 200, 10, 4
 FEW, CHANGES = 4, 100
 
 _WORD = 64
+
+#: The costs of a candidate before its reward, by the rows that it shares with the first, or that it crowds.
+_ROWS = np.arange(256, dtype=np.int16)
+_COSTS_OF_SECOND = SHARED * _ROWS
+_COSTS_OF_OTHERS = ANY_CROWDED * (_ROWS > 0) + CROWDED * _ROWS
+
+#: The places of two weights of a four, and whether it has them, by a bit for each of its four places.
+_PLACES_OF = np.array(
+    [sorted(sorted(range(4), key=lambda place: ~bits >> place & 1)[:2]) for bits in range(16)], np.uint8
+)
+_IS_TAKEN = (np.arange(16)[:, np.newaxis] >> _PLACES_OF & 1).astype(np.bool_)
 
 
 class FourColumns(NamedTuple):
@@ -64,9 +77,13 @@ def choose_fours(matrix: SparseMatrix, first: int, rows: int, *, multiple: int =
 
 def fours_of(matrix: SparseMatrix, first: int, rows: int, choice: FourColumns) -> Fours:
     """Return the weights of the same rows in the chosen places."""
-    is_kept = np.unpackbits(choice.kept.view(np.uint8), axis=2)[:, :, :rows].transpose(2, 0, 1).astype(np.bool_)
-    weights = _dense(matrix, first, rows)[:, choice.columns]
-    return Fours(choice.columns.reshape(-1), *_twos(is_kept, weights))
+    bits = np.unpackbits(choice.kept.view(np.uint8), axis=2)[:, :, :rows]  # (fours, 4, rows)
+    which = np.ascontiguousarray(np.bitwise_or.reduce(bits << np.arange(4, dtype=np.uint8)[:, np.newaxis], axis=1).T)
+    places = _PLACES_OF.take(which, axis=0)  # (rows, fours, 2)
+    columns = choice.columns.reshape(-1).take(places + np.arange(0, choice.columns.size, 4)[:, np.newaxis])
+    columns += np.arange(0, rows * matrix.k, matrix.k)[:, np.newaxis, np.newaxis]
+    weights = np.where(_IS_TAKEN.take(which, axis=0), _dense(matrix, first, rows).take(columns), np.float32(0))
+    return Fours(choice.columns.reshape(-1), weights, places)
 
 
 def _dense(matrix: SparseMatrix, first: int, rows: int) -> NDArray[np.float32]:
@@ -84,41 +101,49 @@ def _fours(bits: NDArray[np.uint64]) -> tuple[NDArray[np.int64], NDArray[np.uint
 
     It overwrites ``bits``.
     """
-    counts = _ones(bits)
-    chosen, kept = [np.zeros((0, 4), np.int64)], [np.zeros((0, 4, len(bits)), np.uint64)]
-    left = np.argsort(-counts, kind="stable")[: np.count_nonzero(counts)]  # those with most nonzeros first, throughout
-    while len(left):
-        near = np.arange(len(left))
-        if len(left) > 2 * CANDIDATES:
+    size, counts = 8 * len(bits), _ones(bits).astype(np.int16)
+    left = int(np.count_nonzero(counts))
+    order = np.argsort(-counts, kind="stable")  # those with most nonzeros first, throughout
+    keys: list[int] = (-counts).tolist()
+    chosen, kept = list[int](), list[int]()
+    while left:
+        near = order[:left]
+        if left > 2 * CANDIDATES:
             near = np.concatenate((near[:CANDIDATES], near[-CANDIDATES:]))
-        places = near[_next_four(bits[:, left[near]], counts[left[near]])]
-        four = left[places]
-        of_four = bits[:, four]
-        aside = _set_aside(of_four)
+        places = _next_four(bits.take(near, axis=1), counts.take(near))
+        four = near[places].tolist()
+        raw = bits.take(four, axis=1).T.tobytes()
+        rows = [int.from_bytes(raw[at : at + size], "little") for at in range(0, len(raw), size)]
+        aside = _set_aside(rows)
         # The padding of a four repeats its first column, without its rows.
-        columns, takes = np.full((1, 4), four[0]), np.zeros((1, 4, len(bits)), np.uint64)
-        columns[0, : len(four)], takes[0, : len(four)] = four, (of_four & ~aside).T
-        chosen.append(columns)
-        kept.append(takes)
-        bits[:, four], counts[four] = aside, _ones(aside)
-        left = np.delete(left, places)
-        for column in four[counts[four] > 0]:
-            at = np.searchsorted(-counts[left], -counts[column], side="right")
-            left = np.concatenate((left[:at], [column], left[at:]))
-    return np.concatenate(chosen), np.concatenate(kept)
+        padding = 4 - len(four)
+        chosen += four + padding * four[:1]
+        kept += [all_of & ~some for all_of, some in zip(rows, aside, strict=True)] + padding * [0]
+        behind = left - len(near)
+        for place in sorted(places, reverse=True):
+            at, left = place + behind * (place >= CANDIDATES), left - 1
+            order[at:left] = order[at + 1 : left + 1]
+        for column, some in zip(four, aside, strict=True):
+            if some:
+                bits[:, column] = np.frombuffer(some.to_bytes(size, "little"), np.uint64)
+                counts[column], keys[column] = some.bit_count(), -some.bit_count()
+                at = bisect_right(order, keys[column], 0, left, key=keys.__getitem__)
+                order[at + 1 : left + 1] = order[at:left]
+                order[at], left = column, left + 1
+    taken = np.frombuffer(b"".join(some.to_bytes(size, "little") for some in kept), np.uint64)
+    return np.array(chosen, np.int64).reshape(-1, 4), taken.reshape(-1, 4, len(bits))
 
 
-def _next_four(bits: NDArray[np.uint64], counts: NDArray[np.int64]) -> list[int]:
+def _next_four(bits: NDArray[np.uint64], counts: NDArray[np.int16]) -> list[int]:
     """Return the first of these columns, and up to three that go with it."""
     four, once, twice = [0], bits[:, :1], np.zeros_like(bits[:, :1])
-    taken = np.iinfo(np.int64).max
     while len(four) < min(4, len(counts)):
-        if len(four) == 1:  # any two columns fit
-            cost = SHARED * _ones(bits & once) - OF_SECOND * counts
-        else:
-            crowded = _ones(bits & twice)
-            cost = ANY_CROWDED * (crowded > 0) + CROWDED * crowded - OF_OTHERS * counts
-        cost[four] = taken
+        is_second = len(four) == 1  # any two columns fit
+        shared = np.bitwise_count(bits & (once if is_second else twice))
+        of_all = np.add.reduce(shared, axis=0, dtype=np.uint8) if len(shared) > 1 else shared[0]
+        costs = _COSTS_OF_SECOND if is_second else _COSTS_OF_OTHERS
+        cost = costs.take(of_all) - (OF_SECOND if is_second else OF_OTHERS) * counts
+        cost[four] = np.iinfo(np.int16).max
         best = int(cost.argmin())
         column = bits[:, best : best + 1]
         once, twice = once | column, twice | once & column
@@ -126,17 +151,22 @@ def _next_four(bits: NDArray[np.uint64], counts: NDArray[np.int64]) -> list[int]
     return four
 
 
-def _set_aside(bits: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def _set_aside(four: Sequence[int]) -> list[int]:
     """Return which rows of each column of a four are set aside, so that no row has more than two.
 
     All crowded rows lose the column that most of them have, and so on.
     """
-    left, aside = bits.copy(), np.zeros_like(bits)
-    while (crowded := _of_three(left)).any():
-        fullest = int(_ones(left & crowded[:, np.newaxis]).argmax())
-        aside[:, fullest] |= left[:, fullest] & crowded
-        left[:, fullest] &= ~crowded
-    return aside
+    left, aside = list(four), [0] * len(four)
+    while True:
+        once = twice = crowded = 0
+        for rows in left:
+            once, twice, crowded = once | rows, twice | once & rows, crowded | twice & rows
+        if not crowded:
+            return aside
+        of_crowded = [(rows & crowded).bit_count() for rows in left]
+        fullest = of_crowded.index(max(of_crowded))
+        aside[fullest] |= left[fullest] & crowded
+        left[fullest] &= ~crowded
 
 
 def _once_each(
@@ -158,40 +188,51 @@ def _once_each(
     padded = np.hstack((bits, np.zeros((len(bits), 1), np.uint64))).T
     dealt = np.concatenate((dealt, np.full(open_places - len(dealt), nothing)))
     tried = np.concatenate((columns[is_whole], dealt.reshape(4, -1).T))
+    there = padded[tried]  # (fours, 4, words)
+    others = _of_others(there)
     rng = np.random.default_rng(0)
     for at in range(np.count_nonzero(is_whole), count):
         changes = 0
-        while _of_three(padded[tried[at]].T).any():
-            if changes == CHANGES or not _changed(padded, tried, at, rng):
+        while _of_three(there[at].T).any():
+            if changes == CHANGES or not _changed(tried, there, others, at, rng):
                 return columns, kept
             changes += 1
-    takes = padded[tried]
     tried[tried == nothing] = columns.flat[0]
-    return tried, takes
+    return tried, there
 
 
-def _changed(bits: NDArray[np.uint64], fours: NDArray[np.int64], at: int, rng: np.random.Generator) -> bool:
+def _of_others(there: NDArray[np.uint64]) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+    """Return the rows that two of the other three columns of each place have, and how many all three have."""
+    first, second, third = np.moveaxis(np.stack([np.delete(there, place, axis=1) for place in range(4)], axis=1), 2, 0)
+    return first & second | first & third | second & third, _ones(np.moveaxis(first & second & third, 2, 0))
+
+
+def _changed(
+    fours: NDArray[np.int64],
+    there: NDArray[np.uint64],
+    others: tuple[NDArray[np.uint64], NDArray[np.int64]],
+    at: int,
+    rng: np.random.Generator,
+) -> bool:
     """Swap a column of four ``at`` with a fitting one of another four; return whether there was one.
 
     It takes a swap that leaves the fewest rows with three columns here; if none improves that, a random one that adds
     one row at most.
     """
-    there = bits[fours]  # (fours, 4, words)
-    first, second, third = np.moveaxis(np.stack([np.delete(there, place, axis=1) for place in range(4)], axis=1), 2, 0)
-    twice = first & second | first & third | second & third  # of the other three of each place
-    thrice = _ones(np.moveaxis(first & second & third, 2, 0))
+    twice, thrice = others
     now = int(_ones(_of_three(there[at].T)[:, np.newaxis])[0])
     rows = np.full((4, *fours.shape), np.iinfo(np.int64).max)  # rows with three, after each swap of ``at``
     for place in range(4):
         fits = ~(twice & there[at, place]).any(axis=2) & (thrice == 0)
         fits[at] = False
-        left = thrice[at, place] + _ones(np.moveaxis(there & twice[at, place], 2, 0))
-        rows[place, fits] = left[fits]
+        rows[place, fits] = thrice[at, place] + _ones((there[fits] & twice[at, place]).T)
     found = np.argwhere(rows <= (rows.min() if rows.min() < now else now + 1))
     if not len(found):
         return False
     place, four, other = rng.choice(found)
-    fours[at, place], fours[four, other] = fours[four, other], fours[at, place]
+    for array in (fours, there):
+        array[[at, four], [place, other]] = array[[four, at], [other, place]]
+    twice[[at, four]], thrice[[at, four]] = _of_others(there[[at, four]])
     return True
 
 
@@ -217,11 +258,3 @@ def _ones(bits: NDArray[np.uint64]) -> NDArray[np.int64]:
     """Return the bits set in each column of ``bits``, (words, columns)."""
     found: NDArray[np.int64] = np.bitwise_count(bits).sum(axis=0, dtype=np.int64)
     return found
-
-
-def _twos(is_kept: NDArray[np.bool_], weights: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
-    """Return the kept weights and their places, of (rows, fours, 4); fewer than two are padded with zeros."""
-    places = np.argsort(~is_kept, axis=2, kind="stable")[:, :, :2]
-    places.sort(axis=2)
-    kept = np.where(is_kept, weights, np.float32(0))
-    return np.take_along_axis(kept, places, axis=2), places.astype(np.uint8)

@@ -126,13 +126,13 @@ def pack(
         held[PLACES - 1] = np.array(epilogue.bias, dtype=np.float32)
     words = np.zeros(2 * PLACES, dtype="<i8")
     words[: len(numbers)] = numbers
-    parts = [bytes(words.nbytes)]
+    parts: list[bytes | memoryview] = [b""]
     size = words.nbytes
     for place, array in held.items():
-        content = np.ascontiguousarray(array).tobytes()
+        content = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        padding = bytes(-len(content) % DATA_ALIGNMENT_BYTES)
         words[PLACES + place] = size
-        padded = -(-len(content) // DATA_ALIGNMENT_BYTES) * DATA_ALIGNMENT_BYTES
-        parts.append(content.ljust(padded, b"\0"))
-        size += padded
+        parts += [content.data, padding]
+        size += len(content) + len(padding)
     parts[0] = words.tobytes()
     return b"".join(parts)
