@@ -11,6 +11,7 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from dataclasses import fields, replace
+from functools import cache
 from pathlib import Path
 from typing import Self
 
@@ -224,8 +225,9 @@ def _without_matrix(problem: Prepare) -> dict[str, object]:
     return {one.name: getattr(problem, one.name) for one in fields(Prepare) if one.name != "matrix"}
 
 
+@cache
 def compile_gate(arch: str) -> bytes:
-    """Return the cubin of ``gate.cu``, from the store after the first time. Raises ToolchainFault."""
+    """Return the cubin of ``gate.cu``, compiled once if the store lacks it. Raises ToolchainFault."""
     source = gate_source()
     emission = Emission(language="cuda", entry=CHECK_ENTRY, source=source, units=(source,))
     store = Store(settings().cache_dir)

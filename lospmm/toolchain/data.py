@@ -16,14 +16,21 @@ SYMBOL = "lospmm_data"
 
 def data_of(image: bytes) -> bytes:
     """Return the data of a cubin. Raises ToolchainFault if it has none."""
-    content, start, size = _found(elf.sections(image))
-    return content[start : start + size]
+    section, start, size = _found(elf.sections(image))
+    return image[section.start + start : section.start + start + size]
+
+
+def has_data(image: bytes, data: bytes) -> bool:
+    """Return whether a cubin has these data. Raises ToolchainFault if it has none."""
+    section, start, size = _found(elf.sections(image))
+    return size == len(data) and image.startswith(data, section.start + start)
 
 
 def embed(image: bytes, data: bytes) -> bytes:
     """Return ``image`` with ``data`` as the contents of its symbol. Raises ToolchainFault if it has none."""
     parts = elf.sections(image)
-    content, start, size = _found(parts)
+    section, start, size = _found(parts)
+    content = section.content
     if start + size < len(content):  # behind the others, at a multiple of the size, which is the alignment
         content += bytes(-len(content) % size)
         start = len(content)
@@ -31,13 +38,13 @@ def embed(image: bytes, data: bytes) -> bytes:
     return rewrite(image, {SECTION: content[:start] + data, ".symtab": table})
 
 
-def _found(parts: Sequence[elf.Section]) -> tuple[bytes, int, int]:
+def _found(parts: Sequence[elf.Section]) -> tuple[elf.Section, int, int]:
     """Return the section, and start and size of the data in it."""
-    content = next((part.content for part in parts if part.name == SECTION), None)
-    if content is None:
+    section = next((part for part in parts if part.name == SECTION), None)
+    if section is None:
         raise ToolchainFault(f"the image has no section {SECTION} with data")
     found = [symbol[4:] for name, symbol in elf.symbols(parts) if name == SYMBOL]
     if len(found) != 1:
         raise ToolchainFault(f"the image has {len(found)} symbols {SYMBOL}")
     start, size = found[0]
-    return content, start, size
+    return section, start, size

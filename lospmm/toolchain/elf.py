@@ -6,7 +6,7 @@ The layout is that of the ELF specification; ``.nv.info`` is a list of attribute
 
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from lospmm.errors import ToolchainFault
 
@@ -30,7 +30,14 @@ class Section:
 
     name: str
     link: int  # the number of the section that this one refers to
-    content: bytes
+    image: bytes = field(repr=False)
+    start: int
+    size: int
+
+    @property
+    def content(self) -> bytes:
+        """The content, copied on each access: that of one section may be all weights of a layer."""
+        return self.image[self.start : self.start + self.size]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,18 +58,16 @@ def sections(image: bytes) -> list[Section]:
 
 def code_bytes(image: bytes) -> int:
     """Return the bytes of machine code in the image: the sizes of its ``.text`` sections."""
-    return sum(len(section.content) for section in sections(image) if section.name.startswith(".text."))
+    return sum(section.size for section in sections(image) if section.name.startswith(".text."))
 
 
 def kernel_usage(image: bytes, entry: str) -> KernelUsage:
     """Return the resources of the linked kernel ``entry``. Raises ToolchainFault if the image lacks them."""
     parts = sections(image)
-    info = {section.name: section.content for section in parts}
     try:
+        (info,) = (section.content for section in parts if section.name == ".nv.info")
         kernel = [name for name, _ in symbols(parts)].index(entry)
-        found = {
-            attribute: value for attribute, symbol, value in _symbol_attributes(info[".nv.info"]) if symbol == kernel
-        }
+        found = {attribute: value for attribute, symbol, value in _symbol_attributes(info) if symbol == kernel}
         return KernelUsage(found[EIATTR_REGCOUNT], found[_EIATTR_MIN_STACK_SIZE])
     except (struct.error, IndexError, ValueError, KeyError):
         raise ToolchainFault(f"the linked image says nothing of a kernel {entry}") from None
@@ -79,11 +84,8 @@ def _sections(image: bytes) -> list[Section]:
     if names_at == _EXTENDED:
         names_at = first[6]
     headers = [SECTION_HEADER.unpack_from(image, table + SECTION_HEADER.size * number) for number in range(count)]
-    contents = [image[header[4] : header[4] + header[5]] for header in headers]
-    names = contents[names_at]
-    return [
-        Section(string(names, header[0]), header[6], content) for header, content in zip(headers, contents, strict=True)
-    ]
+    names = image[headers[names_at][4] : headers[names_at][4] + headers[names_at][5]]
+    return [Section(string(names, header[0]), header[6], image, header[4], header[5]) for header in headers]
 
 
 def symbols(parts: Sequence[Section]) -> list[tuple[str, tuple[int, ...]]]:

@@ -6,6 +6,7 @@ a cubin by its program headers, so their offsets and sizes must be right too.
 
 import struct
 from collections.abc import Mapping
+from io import BytesIO
 from typing import NamedTuple
 
 from lospmm.errors import ToolchainFault
@@ -45,7 +46,8 @@ def _rewrite(image: bytes, contents: Mapping[str, bytes]) -> bytes:
     segments = [list(_SEGMENT.unpack_from(image, segments_at + _SEGMENT.size * i)) for i in range(segment_count)]
     names = image[sections[names_at][4] :]
 
-    out = bytearray(image[: _ELF_HEADER.size])
+    out = BytesIO()  # whose value is not copied again
+    out.write(image[: _ELF_HEADER.size])
     pieces: list[_MovedPart] = []
     for section in sections[1:]:
         start, size = section[4], section[5]
@@ -54,26 +56,27 @@ def _rewrite(image: bytes, contents: Mapping[str, bytes]) -> bytes:
         name = string(names, section[0])
         stored = b"" if section[1] == _NOBITS else image[start : start + size]
         content = contents.get(name, stored)
-        out += bytes(-len(out) % max(section[8], 1))
-        pieces.append(_MovedPart(start, start + len(stored), len(out), len(out) + len(content)))
-        section[4] = len(out)
+        out.write(bytes(-out.tell() % max(section[8], 1)))
+        section[4] = out.tell()
+        pieces.append(_MovedPart(start, start + len(stored), section[4], section[4] + len(content)))
         if section[1] != _NOBITS:
             section[5] = len(content)
-        out += content
+        out.write(content)
     for count, size, old, field, table in (
         (section_count, _SECTION, sections_at, 6, sections),
         (segment_count, _SEGMENT, segments_at, 5, segments),
     ):
-        out += bytes(-len(out) % 8)
-        header[field] = len(out)
-        pieces.append(_MovedPart(old, old + count * size.size, len(out), len(out) + count * size.size))
+        out.write(bytes(-out.tell() % 8))
+        header[field] = out.tell()
+        pieces.append(_MovedPart(old, old + count * size.size, out.tell(), out.tell() + count * size.size))
         if table is sections:
-            out += b"".join(size.pack(*row) for row in table)
+            out.write(b"".join(size.pack(*row) for row in table))
     for segment in segments:
         _move(segment, pieces)
-    out += b"".join(_SEGMENT.pack(*segment) for segment in segments)
-    out[: _ELF_HEADER.size] = _ELF_HEADER.pack(*header)
-    return bytes(out)
+    out.write(b"".join(_SEGMENT.pack(*segment) for segment in segments))
+    out.seek(0)
+    out.write(_ELF_HEADER.pack(*header))
+    return out.getvalue()
 
 
 def _move(segment: list[int], pieces: list[_MovedPart]) -> None:

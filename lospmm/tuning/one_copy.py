@@ -5,10 +5,12 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from lospmm.artifact.artifact import CUBIN_FILE, Artifact, from_files
-from lospmm.artifact.manifest import MANIFEST_FILE, Verified
-from lospmm.errors import BadRequest, ToolchainFault, VerificationFailed
+from lospmm.artifact.artifact import CUBIN_FILE, Artifact
+from lospmm.artifact.manifest import MANIFEST_FILE, Verified, parse
+from lospmm.errors import BadRequest, DiskFault, ToolchainFault, VerificationFailed, system_errors
 from lospmm.families.warpgroups import ARCH
 from lospmm.gpu.bench import CHECKED
 from lospmm.gpu.detect import detect_device, own_gpu, own_gpu_id
@@ -17,7 +19,7 @@ from lospmm.matrix.csr import SparseMatrix
 from lospmm.store import Store
 from lospmm.toolchain import elf
 from lospmm.toolchain.compile import Binary, compile_kernel
-from lospmm.toolchain.data import data_of
+from lospmm.toolchain.data import data_of, has_data
 from lospmm.toolchain.template import joined_emission
 from lospmm.tuning.session import Session
 
@@ -46,7 +48,8 @@ def joined(
     binary = compile_kernel(emission, arch=arch, registers=_MOST_REGISTERS, store=store, workers=1)
     on_gpu = [one for one in kernels if _is_verified_on_gpu(one)]
     verified = _verified(on_gpu, binary.cubin, store, session, matrix)
-    return [_with_cubin(one, binary, verified) for one in kernels]
+    digest = hashlib.sha256(binary.cubin).hexdigest()
+    return [_with_cubin(one, binary, digest, verified) for one in kernels]
 
 
 def _limit(registers: int) -> int:
@@ -63,7 +66,7 @@ def _shared_data(kernels: Sequence[Artifact]) -> bytes:
             raise BadRequest(f"kernels of another {field}: {' and '.join(sorted(found))}")
     with suppress(ToolchainFault):  # A is in the instructions
         data = data_of(kernels[0].cubin)
-        if all(data_of(one.cubin) == data for one in kernels[1:]):
+        if all(has_data(one.cubin, data) for one in kernels[1:]):
             return data
     raise BadRequest(f"{', '.join(names)} do not read A alike: tune each with memory low")
 
@@ -73,12 +76,12 @@ def _is_verified_on_gpu(kernel: Artifact) -> bool:
     return verified is not None and verified["on"] == "gpu"
 
 
-def _with_cubin(kernel: Artifact, binary: Binary, verified: Mapping[str, Verified]) -> Artifact:
+def _with_cubin(kernel: Artifact, binary: Binary, digest: str, verified: Mapping[str, Verified]) -> Artifact:
     """Return a kernel with another cubin; ``verified`` has those that ran on this machine's GPU, by name."""
     name = kernel.manifest["name"]
     usage = elf.kernel_usage(binary.cubin, name)
     changed: dict[str, object] = {
-        "cubin_sha256": hashlib.sha256(binary.cubin).hexdigest(),
+        "cubin_sha256": digest,
         "toolchain": binary.toolchain,
         "registers": usage.registers,
         "spill_bytes": binary.spill_bytes,
@@ -88,7 +91,7 @@ def _with_cubin(kernel: Artifact, binary: Binary, verified: Mapping[str, Verifie
         changed["verified"] = asdict(verified[name]) if name in verified else None
     manifest = json.dumps({**kernel.manifest, **changed}, indent=2) + "\n"
     files = kernel.files | {CUBIN_FILE: binary.cubin, MANIFEST_FILE: manifest.encode()}
-    return from_files(files, f"kernel {name}, joined")
+    return Artifact(parse(files[MANIFEST_FILE], f"kernel {name}, joined"), files)
 
 
 def _verified(
@@ -107,9 +110,12 @@ def _verified(
     with ExitStack() as stack:
         shop = stack.enter_context(Session(1)) if session is None else session
         stack.enter_context(exclusive(store.root, gpu=own_gpu_id()))
+        file = Path(stack.enter_context(TemporaryDirectory(prefix="lospmm-joined-"))) / CUBIN_FILE
+        with system_errors(DiskFault, f"{file}: cannot be written"):
+            file.write_bytes(cubin)
         for kernel, problem in zip(kernels, problems, strict=True):
             bench, name = shop.bench(problem, None), kernel.manifest["name"]
-            measured = bench.measure(cubin, name, kernel.launch, effort=CHECKED)
+            measured = bench.measure(file, name, kernel.launch, effort=CHECKED)
             if measured.max_relative_error is None or measured.failure is not None:
                 raise VerificationFailed(f"{name}, joined, on the GPU: {measured.failure}")
             found[name] = Verified("gpu", measured.max_relative_error, problem.n)

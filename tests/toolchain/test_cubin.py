@@ -267,14 +267,14 @@ def test_a_prologue_that_waits_in_its_targets_is_refused(directory: Path) -> Non
         graft(bytes(damaged), meant, "example")
 
 
-def described(image: bytes) -> tuple[list[elf.Section], list[tuple[int, ...]], list[bytes]]:
+def described(image: bytes) -> tuple[list[tuple[str, int, bytes]], list[tuple[int, ...]], list[bytes]]:
     """Sections; segments but for where they lie; and what lies in each segment."""
     segment = struct.Struct("<IIQQQQQQ")
     (at,) = struct.unpack_from("<Q", image, 0x20)
     (count,) = struct.unpack_from("<H", image, 0x38)
     segments = [segment.unpack_from(image, at + segment.size * number) for number in range(count)]
     return (
-        elf.sections(image),
+        [(one.name, one.link, one.content) for one in elf.sections(image)],
         [(*one[:2], *one[3:]) for one in segments],
         [image[one[2] : one[2] + one[5]] for one in segments if one[2] != at and one[5]],  # but the table itself
     )
