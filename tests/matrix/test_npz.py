@@ -32,11 +32,15 @@ def test_what_is_written_is_read_back(m: int, k: int, seed: int) -> None:
     assert len(content) < 6 * matrix.nnz + 4 * m + 2000
 
 
-@pytest.mark.parametrize(("k", "each"), [(1 << 16, 6), ((1 << 16) + 1, 8)])
-def test_columns_take_two_bytes_where_they_fit(k: int, each: int) -> None:
-    matrix = SparseMatrix(1, k, np.array([0, 1000]), np.arange(k - 1000, k, dtype=np.int32), np.ones(1000, np.float32))
+@pytest.mark.parametrize(
+    ("k", "value", "each"), [(1 << 16, 1.5, 4), ((1 << 16) + 1, 1.5, 6), (9999, 0.1, 6), (9999, 7e4, 6)]
+)
+def test_columns_and_values_take_two_bytes_where_they_fit(k: int, value: float, each: int) -> None:
+    columns, values = np.arange(k - 1000, k, dtype=np.int32), np.full(1000, value, np.float32)
+    matrix = SparseMatrix(1, k, np.array([0, 1000]), columns, values)
     content = write_npz(matrix)
     assert readers.read_bytes(content, MATRIX_FILE).matrix == matrix
+    assert scipy.sparse.load_npz(io.BytesIO(content)).sum() == pytest.approx(1000 * value, rel=1e-3)
     assert each * matrix.nnz < len(content) < each * matrix.nnz + 1500
 
 
