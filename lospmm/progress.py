@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -32,6 +32,27 @@ def reported(*, quiet: bool, ends: bool = True) -> Iterator[Report]:
             yield _bars(bars)
     else:
         yield _lines(time.monotonic(), ends=ends)
+
+
+def kernels_told(
+    total: int, *, say: Callable[[str], None] = tell, every_seconds: float = 0.0
+) -> Callable[[int, str], None]:
+    """Return a function that says which of ``total`` kernels begins, and how long the rest takes at the pace so far.
+
+    It is called with the kernel's number from 0 on and its name, and says so no more often than ``every_seconds``.
+    """
+    started = told = time.monotonic()
+    first: int | None = None
+
+    def begin(number: int, name: str) -> None:
+        nonlocal first, told
+        now, first = time.monotonic(), number if first is None else first
+        if now - told < every_seconds:
+            return
+        told, left = now, (now - started) / max(1, number - first) * (total - number)
+        say(f"kernel {number + 1} of {total}: {name}" + (f", about {left / 60:.0f} min left" if left >= 60 else ""))
+
+    return begin
 
 
 def _bars(bars: Progress) -> Report:

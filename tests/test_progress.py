@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from lospmm.progress import LINE_SECONDS, reported
+from lospmm.progress import LINE_SECONDS, kernels_told, reported
 
 
 def test_a_long_stage_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -37,3 +37,19 @@ def test_quiet_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     with reported(quiet=True) as report:
         report("emit", 1, 1)
     assert capsys.readouterr().err == ""
+
+
+def test_kernels_say_how_long_it_takes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    often, seldom = kernels_told(224), kernels_told(224, every_seconds=LINE_SECONDS)
+    for number in range(2, 5):  # the first ones were tuned before
+        for begin in (often, seldom):
+            begin(number, "abc"[number - 2])
+        now += 0.6 * LINE_SECONDS
+    assert capsys.readouterr().err.splitlines() == [
+        "kernel 3 of 224: a",
+        "kernel 4 of 224: b, about 22 min left",
+        "kernel 5 of 224: c, about 22 min left",
+        "kernel 5 of 224: c, about 22 min left",
+    ]

@@ -31,7 +31,7 @@ from lospmm.model.batch import join_layers, tune_here
 from lospmm.model.folder import Batch, ModelFolder, alone_in
 from lospmm.model.layer_table import ANY, LayerKernel, LayerSpec, LayerTable, columns_in, keys_given, read_table
 from lospmm.model.report import LayerReport, table
-from lospmm.progress import reported
+from lospmm.progress import kernels_told, reported
 from lospmm.stages import Progress
 
 
@@ -97,10 +97,11 @@ def _tuned_here(batch: Batch, out: Path, *, quiet: bool) -> ModelFolder:
     batch = replace(batch, device=gpu.name, model=replace(batch.model, read=partial(_noted, batch)))
     folder = _opened(out, batch, quiet=quiet)
     names = [kernel.name for kernel in batch.kernels]
+    begin = kernels_told(len(names), say=say(quiet=quiet))
 
     @contextmanager
     def watch(kernel: LayerKernel) -> Iterator[Progress]:
-        say(quiet=quiet)(f"kernel {names.index(kernel.name) + 1} of {len(names)}: {kernel.name}")
+        begin(names.index(kernel.name), kernel.name)
         with reported(quiet=quiet, ends=False) as progress:
             yield progress
 

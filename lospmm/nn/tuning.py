@@ -16,7 +16,7 @@ from lospmm.nn.sparse import ColumnBucket, bucket_of, least_columns
 from lospmm.problem.device import DeviceSpec
 from lospmm.problem.epilogue import PLAIN, Epilogue
 from lospmm.problem.problem import Problem
-from lospmm.progress import reported
+from lospmm.progress import LINE_SECONDS, kernels_told, reported
 from lospmm.stages import Progress
 from lospmm.tuning.session import AHEAD, Session
 
@@ -42,11 +42,14 @@ class Tuner:
         ``by_site``: those of a site before the next one is tuned.
         """
         begun, endings = 1, deque[Future[ColumnBucket | LospmmError]]()
+        begin = kernels_told(len(asked), every_seconds=0.0 if _is_terminal() else LINE_SECONDS)
         with ThreadPoolExecutor(1, thread_name_prefix="ending") as thread:
             for at, (site, shape) in enumerate(asked):
                 for later in asked[begun : at + 1 + AHEAD]:
                     self._begin(*later)
                 begun = at + 1 + AHEAD
+                if self.progress is None:
+                    begin(at, f"{site.name}@{shape[0]}" if len(shape) == 1 else site.name)
                 try:
                     endings.append(thread.submit(_result, self.bucket(site, shape)))
                 except LospmmError as error:
