@@ -256,6 +256,12 @@ static inline void lospmm_ldmatrix_transposed(unsigned (&r)[4], const void *row)
   }
 }
 
+static inline unsigned lospmm_turned(unsigned pair) {
+  const auto lanes = lospmm::exchange(pair);
+  const unsigned lane = threadIdx.x % 32, of = lane % 4 * 8 + lane / 8, part = lane / 4 % 2;
+  return lospmm::part_of(lanes[of][0], part) | static_cast<unsigned>(lospmm::part_of(lanes[of + 4][0], part)) << 16;
+}
+
 // Shared memory by its bytes.
 static inline unsigned lospmm_address(const void *shared) {
   return static_cast<unsigned>(static_cast<const unsigned char *>(shared) - lospmm_shared);
@@ -375,7 +381,7 @@ static void wgmma_sparse(float (&d)[32], const unsigned (&a)[4], const unsigned 
 }
 
 // The same with all columns of A, 16 of them.
-template <int parts, typename Convert>
+template <bool tokens, int parts, typename Convert>
 static void wgmma_columns(float (&d)[parts][32], const unsigned (&a)[4], const unsigned char *columns, Convert convert) {
   const auto lanes = exchange(a[0], a[1], a[2], a[3]);
   const unsigned lane = threadIdx.x % WARP, group = lane / 4;
@@ -387,7 +393,14 @@ static void wgmma_columns(float (&d)[parts][32], const unsigned (&a)[4], const u
     double sums[2][2] = {};
     for (unsigned k = 0; k < 16; ++k) {
       lospmm_u16 of_b[2];
-      std::memcpy(of_b, columns + eight / 8 * 8192 + k * 128 + (eight % 8 ^ k % 8) * 16 + lane % 4 * 4, 4);
+      if constexpr (tokens) {
+        const auto piece = reinterpret_cast<std::uintptr_t>(columns) % 128 / 16 + k / 8;
+        const unsigned char *const rows = columns - reinterpret_cast<std::uintptr_t>(columns) % 128;
+        for (unsigned of = 0, row = eight * 8 + lane % 4 * 2; of < 2; ++of, ++row)
+          std::memcpy(&of_b[of], rows + row * 128 + (piece ^ row % 8) * 16 + k % 8 * 2, 2);
+      } else {
+        std::memcpy(of_b, columns + eight / 8 * 8192 + k * 128 + (eight % 8 ^ k % 8) * 16 + lane % 4 * 4, 4);
+      }
       for (unsigned upper = 0; upper < 2; ++upper)
         for (unsigned of = 0; of < 2; ++of) sums[upper][of] += of_a[upper][k] * static_cast<double>(convert(of_b[of]));
     }
@@ -406,11 +419,11 @@ static inline LospmmColumns lospmm_columns(const void *shared) {
   if (reinterpret_cast<std::uintptr_t>(shared) % 1024) lospmm::fault("columns at an address that is no multiple of 1024");
   return static_cast<const unsigned char *>(shared);
 }
-static inline LospmmColumns lospmm_behind_rows(LospmmColumns columns, int rows) { return columns + rows * 128; }
-// LOSPMM_DTYPE is known only behind this header.
-#define lospmm_wgmma_sparse lospmm_products_of<LOSPMM_DTYPE == 3>::sparse
-#define lospmm_wgmma_columns lospmm_products_of<LOSPMM_DTYPE == 3>::product
-template <bool is_bfloat16>
+// LOSPMM_DTYPE and TOKENS are known only behind this header.
+#define lospmm_behind_rows(columns, rows) ((columns) + (rows) * (TOKENS ? 2 : 128))
+#define lospmm_wgmma_sparse lospmm_products_of<LOSPMM_DTYPE == 3, TOKENS>::sparse
+#define lospmm_wgmma_columns lospmm_products_of<LOSPMM_DTYPE == 3, TOKENS>::product
+template <bool is_bfloat16, bool tokens>
 struct lospmm_products_of {
   static float converted(lospmm_u16 bits) { return is_bfloat16 ? lospmm_float_of_bfloat16(bits) : lospmm_float_of_half(bits); }
   template <int selector>
@@ -419,7 +432,7 @@ struct lospmm_products_of {
   }
   template <int parts>
   static void product(float (&d)[parts][32], const unsigned (&a)[4], LospmmColumns columns) {
-    lospmm::wgmma_columns(d, a, columns, converted);
+    lospmm::wgmma_columns<tokens>(d, a, columns, converted);
   }
 };
 template <int behind_from>

@@ -307,6 +307,7 @@ def _packed(problem: Problem, plan: BitmapPlan) -> PackedKernel:
         "VECTOR": vector(problem),
         "WHOLE": int(is_whole(plan, problem)),
         "LOSPMM_BULK": int(has_bulk_copies(problem)),
+        "C_TOKENS": 0 if plan.shared and problem.n > 1 else "false",
         "LOSPMM_CLUSTER": plan.cluster,
     }
     return PackedKernel(

@@ -214,6 +214,7 @@ def pack_plan(problem: Problem, plan: WideBitmap) -> PackedKernel:
         "STAGES": stages,
         "FEEDING_REGISTERS": _FEEDING_REGISTERS,
         "REGISTERS": taken,
+        "TOKENS": 0 if problem.matrix.m % 8 == problem.matrix.k % 8 == 0 else "false",
         "LOSPMM_CLUSTER": plan.cluster,
         "LOSPMM_BULK": 1,
     }

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from lospmm.problem.dtype import DTYPES, Dtype
 from lospmm.problem.epilogue import Epilogue
-from lospmm.problem.launch import Launch
+from lospmm.problem.launch import READS_TOKENS, WRITES_TOKENS, Launch
 
 TEMPLATES = Path(__file__).parent / "templates"
 
@@ -100,6 +100,18 @@ def joined_source(kernels: Sequence[tuple[str, str, int]]) -> str:
         macros = dict.fromkeys(re.findall(r"^#define (\w+)", text, re.MULTILINE))
         parts += [f"namespace of_{entry} {{\n{text}\n}}\n", *(f"#undef {macro}\n" for macro in macros)]
     return "".join(parts)
+
+
+def tokens_first(entry: str, source: str) -> tuple[str, str] | None:
+    """Return entry and source of the same kernel that writes C (n, m), or None for a template that cannot.
+
+    Its name ends with READS_TOKENS if it reads B (n, k). A template that can has a macro that is 0.
+    """
+    for macro, ending in (("TOKENS", READS_TOKENS), ("C_TOKENS", WRITES_TOKENS)):
+        if f"#define {macro} 0\n" in source:
+            changed = source.replace(f"#define {macro} 0\n", f"#define {macro} 1\n", 1)
+            return entry + ending, changed.replace(f"#define ENTRY {entry}\n", f"#define ENTRY {entry}{ending}\n", 1)
+    return None
 
 
 def array_at(data: bytes, place: int) -> int:

@@ -204,7 +204,7 @@ def pack_plan(problem: Problem, plan: TwoOfFour) -> PackedKernel:
     matrix, epilogue = problem.matrix, problem.epilogue
     launched, taken = registers_of(plan, problem)
     stages = stages_of(plan, problem)
-    settings = {
+    settings: dict[str, int | str] = {
         "GROUPS": plan.groups,
         "COLS": plan.cols,
         "STAGES": stages,
@@ -212,6 +212,7 @@ def pack_plan(problem: Problem, plan: TwoOfFour) -> PackedKernel:
         "FIRST_ARRAY": 2 * PLACES * 8,
         "FEEDING_REGISTERS": _FEEDING_REGISTERS,
         "REGISTERS": taken,
+        "TOKENS": "false",
         "LOSPMM_CLUSTER": plan.cluster,
         "LOSPMM_BULK": 1,
     }

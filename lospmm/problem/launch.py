@@ -4,6 +4,9 @@ from dataclasses import dataclass, replace
 
 from pydantic import NonNegativeInt, PositiveInt
 
+#: What the name of a kernel ends with that writes C (n, m), beside the one of (m, n): of B (n, k), and of B (k, n).
+READS_TOKENS, WRITES_TOKENS = "_tokens", "_c_tokens"
+
 
 @dataclass(frozen=True, slots=True)
 class Launch:

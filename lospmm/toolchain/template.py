@@ -3,7 +3,10 @@
 from collections.abc import Sequence
 
 from lospmm.codegen.emission import Emission
-from lospmm.families.packed import DATA_ALIGNMENT_BYTES, PackedKernel, joined_source
+from lospmm.families.packed import DATA_ALIGNMENT_BYTES, PackedKernel, joined_source, tokens_first
+
+#: Registers that a kernel may need more if it writes C (n, m), and the least of one whose warps trade registers.
+_MORE_REGISTERS, _TRADED_REGISTERS = 8, 128
 
 
 def emission_of(kernel: PackedKernel) -> Emission:
@@ -13,8 +16,16 @@ def emission_of(kernel: PackedKernel) -> Emission:
 
 
 def joined_emission(kernels: Sequence[tuple[str, str, int]], data: bytes, *, is_specific: bool) -> Emission:
-    """Return the emission of several kernels that read ``data``; ``kernels`` as in ``joined_source``."""
-    text = joined_source(kernels)
+    """Return the emission of several kernels that read ``data``; ``kernels`` as in ``joined_source``.
+
+    Those of templates that can have others beside them that write C (n, m).
+    """
+    parts = []
+    for entry, source, registers in kernels:
+        parts.append((entry, source, registers))
+        if (other := tokens_first(entry, source)) is not None:
+            parts.append((*other, registers + (_MORE_REGISTERS if registers < _TRADED_REGISTERS else 0)))
+    text = joined_source(parts)
     return Emission("template", kernels[0][0], text, (text + data_unit(),), data=data, is_specific=is_specific)
 
 

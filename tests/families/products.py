@@ -1,15 +1,19 @@
 """Kernels of families held to float64, on the CPU: what the tests of every family draw and check."""
 
+from dataclasses import replace
+
 import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from lospmm.cpu.block import execute_packed
+from lospmm.cpu.block import execute_packed, run_blocks
+from lospmm.families import packed
 from lospmm.families.packed import PackedKernel
 from lospmm.matrix.csr import SparseMatrix, from_dense
 from lospmm.problem.device import DEVICES
 from lospmm.problem.dtype import DTYPES, Dtype
 from lospmm.problem.epilogue import PLAIN, Epilogue
+from lospmm.problem.launch import WRITES_TOKENS
 from lospmm.problem.problem import Problem
 from lospmm.settings import settings
 from lospmm.store import Store
@@ -48,6 +52,13 @@ def plain(matrix: SparseMatrix, n: int, dtype: Dtype = DTYPES["float32"]) -> Pro
     return Problem(matrix, n, H200, epilogue=PLAIN, dtype=dtype)
 
 
+def tokens_first(kernel: PackedKernel) -> PackedKernel:
+    """The same with C (n, m)."""
+    found = packed.tokens_first(kernel.entry, kernel.source)
+    assert found is not None
+    return replace(kernel, entry=found[0], source=found[1])
+
+
 def error_of(problem: Problem, kernel: PackedKernel, *, seed: int = 0) -> float:
     """The largest error of any element of C, as a multiple of what its type allows; infinite for one not written."""
     matrix, n, dtype, epilogue = problem.matrix, problem.n, problem.dtype, problem.epilogue
@@ -56,7 +67,12 @@ def error_of(problem: Problem, kernel: PackedKernel, *, seed: int = 0) -> float:
         dtype.rounded(rng.uniform(-1, 1, size=(side, n)).astype(np.float32)) for side in (matrix.k, matrix.m)
     )
     given_residual = residual if epilogue.residual else None
-    c = execute_packed(kernel, np.arange(n), b, m=matrix.m, residual=given_residual)
+    if kernel.entry.endswith("_tokens"):
+        blocks, turned = np.arange(kernel.launch.grid[0]), np.full((n, matrix.m), np.nan, np.float32)
+        given_b = b if kernel.entry.endswith(WRITES_TOKENS) else b.T
+        c = run_blocks(kernel, blocks, given_b, turned, None if given_residual is None else given_residual.T).T
+    else:
+        c = execute_packed(kernel, np.arange(n), b, m=matrix.m, residual=given_residual)
     if np.isnan(c).any():
         return float("inf")
     exact, scale = _product(matrix, b, dtype)

@@ -20,7 +20,7 @@ from lospmm.problem.epilogue import epilogue_of
 from lospmm.problem.problem import Problem
 from lospmm.problem.values import VALUE_TYPES
 from tests.families.matrices import matrices, pruned
-from tests.families.products import binary_of, error_of, plain
+from tests.families.products import binary_of, error_of, plain, tokens_first
 from tests.fixtures.covering import covering, each_value
 from tests.fixtures.real_layers import REAL_LAYERS, needs_real_layers
 
@@ -48,6 +48,17 @@ def test_every_type_and_any_n(dtype: str, n: int) -> None:
     problem = plain(pruned(40, 200, 0.5, seed=2, dense_row=True), n, DTYPES[dtype])
     cols = next((cols for cols in bitmap.COLS if cols >= n), 64)
     assert error_of(problem, pack_plan(problem, replace(BASE, cols=cols))) < 1
+
+
+@pytest.mark.parametrize("n", [2, 5, 8, 9, 16])
+@pytest.mark.parametrize("is_plain", [False, True])
+def test_tokens_first(n: int, is_plain: bool) -> None:
+    """Of ragged pieces and of blocks that are not full."""
+    epilogue = epilogue_of(None if is_plain else np.linspace(-1, 1, 70), relu=not is_plain, residual=not is_plain)
+    problem = Problem(pruned(70, 1110, 0.4, seed=1, empty_rows=0.1), n, H200, epilogue=epilogue, dtype=HALF)
+    listed = bitmap.one_copy_plans(problem)
+    for plan in (listed[0], listed[-1]):
+        assert error_of(problem, tokens_first(pack_plan(problem, plan))) < 1
 
 
 @pytest.mark.parametrize("n", [1, 3, 8, 12])

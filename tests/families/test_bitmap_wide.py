@@ -17,7 +17,7 @@ from lospmm.problem.dtype import DTYPES
 from lospmm.problem.epilogue import epilogue_of
 from lospmm.problem.problem import Problem
 from tests.families.matrices import matrices, pruned
-from tests.families.products import binary_of, error_of, plain
+from tests.families.products import binary_of, error_of, plain, tokens_first
 from tests.fixtures.covering import covering, each_value
 
 H200 = DEVICES["h200"]
@@ -41,6 +41,14 @@ def test_every_epilogue(relu: bool, residual: bool, bias: bool, cluster: int) ->
     epilogue = epilogue_of(np.linspace(-1, 1, 70) if bias else None, relu=relu, residual=residual)
     problem = Problem(pruned(70, 300, 0.3, seed=4, empty_rows=0.3), 72, H200, epilogue=epilogue, dtype=HALF)
     assert error_of(problem, pack_plan(problem, WideBitmap(1, 64, cluster))) < 1
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=str)
+@pytest.mark.parametrize("is_plain", [False, True])
+def test_tokens_first(plan: WideBitmap, is_plain: bool) -> None:
+    epilogue = epilogue_of(None if is_plain else np.linspace(-1, 1, 200), relu=not is_plain, residual=not is_plain)
+    problem = Problem(pruned(200, 1112, 0.4, seed=1, empty_rows=0.1), 264, H200, epilogue=epilogue, dtype=HALF)
+    assert error_of(problem, tokens_first(pack_plan(problem, plan))) < 1
 
 
 @pytest.mark.parametrize(("sms", "cluster", "along"), [(9, 1, 1), (18, 2, 1), (72, 2, 4), (90, 2, 5)])
@@ -112,5 +120,7 @@ def test_plans_fit(m: int, k: int, n: int) -> None:
 @pytest.mark.parametrize("cluster", [1, 2])
 def test_the_tightest_plans_do_not_spill(cluster: int) -> None:
     problem = plain(pruned(1024, 1024, 0.5, seed=10), 512, HALF)
-    binary = binary_of(pack_plan(problem, WideBitmap(2, 256, cluster)), problem.device.arch)
-    assert (binary.spill_bytes, binary.stack_bytes) == (0, 0)
+    kernel = pack_plan(problem, WideBitmap(2, 256, cluster))
+    for one in (kernel, tokens_first(kernel)):
+        binary = binary_of(one, problem.device.arch)
+        assert (binary.spill_bytes, binary.stack_bytes) == (0, 0)

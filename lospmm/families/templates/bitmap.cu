@@ -10,6 +10,8 @@
 // A load that has to wait for another costs a short kernel a part of its time, and so does code, which is read from memory. So
 // the first piece of each warp lies where no load says, and A's shape and the places of its arrays are compiled in.
 //
+// With C_TOKENS, C is transposed in memory: N x M.
+//
 // Arrays: the first FIRSTS pieces of a row of tiles, one for each warp at least, PIECE_BYTES of each; where each of the others
 // begins, in 16 bytes, the first ones having no bytes there; the others.
 
@@ -266,11 +268,12 @@ LOSPMM_KERNEL(ENTRY) {
   lospmm_cluster_wait();
 #endif
 #pragma unroll 1
-  for (int place = blockIdx.y * THREADS + threadIdx.x; place < BLOCK_ROWS * COLS; place += LOSPMM_CLUSTER * THREADS) {
+  for (int number = blockIdx.y * THREADS + threadIdx.x; number < BLOCK_ROWS * COLS; number += LOSPMM_CLUSTER * THREADS) {
+    const int place = C_TOKENS ? number % BLOCK_ROWS * COLS + number / BLOCK_ROWS : number;
     const int of_row = static_cast<int>(block) * BLOCK_ROWS + place / COLS, column = static_cast<int>(first) + place % COLS;
     // Nothing that is not used is under way when the others may go.
     if ((M % BLOCK_ROWS != 0 && of_row >= M) || (N % COLS != 0 && column >= N)) continue;
-    const long long at = static_cast<long long>(of_row) * N + column;
+    const long long at = C_TOKENS ? static_cast<long long>(column) * M + of_row : static_cast<long long>(of_row) * N + column;
     float sum = 0;
 #if LOSPMM_CLUSTER > 1
     for (int other = 0; other < LOSPMM_CLUSTER; ++other) sum += lospmm_cluster_float(all + place, other);

@@ -13,6 +13,8 @@
 // Tiles of ACROSS neighbours along the columns are a group. Blocks along z take the rows of the first group, then those of the
 // next one: what is read at one time, and from the L2 cache, is few columns of B.
 //
+// With TOKENS, B and C are transposed in memory: N x K and N x M.
+//
 // Arrays: the first FIRSTS pieces of each 16 rows, PIECE_BYTES of each; where each of the others begins, in 16 bytes, the
 // first ones having no bytes there; the others.
 
@@ -58,7 +60,8 @@ LOSPMM_INLINE void feed(unsigned char *ring, unsigned long long *full, unsigned 
       lospmm_bulk_expect(full + stage, STAGE);
 #pragma unroll
       for (int part = 0; part < PARTS; ++part)
-        lospmm_box_copy(ring + stage * STAGE + part * (CHUNK * 128), map, chunk * CHUNK, column + part * 64, full + stage);
+        lospmm_box_copy(ring + stage * STAGE + part * (CHUNK * 128), map, TOKENS ? column + part * 64 : chunk * CHUNK,
+                        TOKENS ? chunk * CHUNK : column + part * 64, full + stage);
       if (++stage == STAGES) stage = 0, parity ^= 1;
     }
     skipped = 0;
@@ -70,6 +73,16 @@ LOSPMM_INLINE void copy_chunk(unsigned char *stage, const Element *b, int number
   const Share share = share_of(0);
   const int piece = threadIdx.x % 32, first = share.first * DEPTH + number * CHUNK;  // of 16 bytes, and a row
   const long long column = share.tile.column + piece * 8;
+  if (TOKENS && share.is_there) {
+    const int eight = piece % 8;
+    const bool is_there = first + eight * 8 < K;
+    const Element *from = b + share.tile.column * K + first + eight * 8;
+#pragma unroll 8
+    for (int token = piece / 8; token < COLS; token += 4)
+      lospmm_copy<16>(stage + token * 128 + (eight ^ token % 8) * 16, from + static_cast<long long>(token) * K,
+                      is_there && share.tile.column + token < N);
+    return;
+  }
   if (!share.is_there || piece * 8 >= COLS) return;
   b += static_cast<long long>(first) * N + column;
   stage += piece / 8 * (CHUNK * 128);
@@ -143,7 +156,7 @@ LOSPMM_KERNEL(ENTRY) {
       __syncwarp();
       lospmm_block_arrive<THREADS>();
       unsigned char *const map = maps + lospmm_sm() * MAP_BYTES;
-      lospmm_map_make<CHUNK>(map, scratch, b, K, N);
+      lospmm_map_make<CHUNK>(map, scratch, b, TOKENS ? N : K, TOKENS ? K : N);
       if (lane == 0) feed(ring, full, empty, map);
     } else if (warp == WARPS + 1) {
       lospmm_block_wait<THREADS>();

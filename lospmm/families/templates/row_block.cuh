@@ -13,9 +13,9 @@ struct Tile {
 };
 
 // Two neighbours of a row of C, from their place on.
-LOSPMM_INLINE unsigned finished_pair(float first, float second, int row, long long place, const Element *residual) {
+LOSPMM_INLINE unsigned finished_pair(float first, float second, int row, long long place, const Element *residual, int step = 1) {
   return lospmm_finished(first, row, place, residual) |
-         static_cast<unsigned>(lospmm_finished(second, row, place + 1, residual)) << 16;
+         static_cast<unsigned>(lospmm_finished(second, row, place + step, residual)) << 16;
 }
 
 // ``second`` of a lane whose number has not this bit, and ``first`` of the one that has it.
@@ -61,11 +61,56 @@ LOSPMM_INLINE void store_eights(const Sums &sum_of, const Tile &tile, long long 
   }
 }
 
+#if TOKENS
+// The same to C tokens first, (n, m): a lane has eight rows of one column after all change places, and two lanes 32 bytes.
+template <int eights, typename Sums>
+LOSPMM_INLINE void store_tokens(const Sums &sum_of, const Tile &tile, long long column, int m, long long n, Element *c,
+                                const Element *residual) {
+  constexpr int AT_ONCE = eights % 4 ? 1 : 4;
+  const int lane = threadIdx.x % 32, above = tile.row_block * (64 * GROUPS) + threadIdx.x / 32 * 16;
+#pragma unroll
+  for (int first = 0; first < eights; first += AT_ONCE) {
+    unsigned pairs[2][AT_ONCE];
+#pragma unroll
+    for (int upper = 0; upper < 2; ++upper) {
+      const int row = min(above + lane / 4 + 8 * upper, m - 1);
+#pragma unroll
+      for (int eight = 0; eight < AT_ONCE; ++eight) {
+        const long long token = min(column + (first + eight) * 8 + lane % 4 * 2, n - 2);
+        pairs[upper][eight] = lospmm_turned(finished_pair(sum_of(first + eight, upper * 2), sum_of(first + eight, upper * 2 + 1),
+                                                          row, token * m + row, residual, m));
+      }
+      const long long own = column + first * 8 + lane / 4;
+      const int top = above + 8 * upper + lane % 4 * 2;
+      if (AT_ONCE == 1 && top < m && own < n) *reinterpret_cast<unsigned *>(c + own * m + top) = pairs[upper][0];
+      if constexpr (AT_ONCE == 4) {
+        change_places<1>(pairs[upper][0], pairs[upper][1]), change_places<1>(pairs[upper][2], pairs[upper][3]);
+        change_places<2>(pairs[upper][0], pairs[upper][2]), change_places<2>(pairs[upper][1], pairs[upper][3]);
+      }
+    }
+    if constexpr (AT_ONCE == 4) {
+#pragma unroll
+      for (int of = 0; of < 4; ++of) change_places<1>(pairs[0][of], pairs[1][of]);
+#pragma unroll
+      for (int odd = 0; odd < 2; ++odd) {
+        const long long own = column + (first + (lane % 4 & 2 | odd)) * 8 + lane / 4;
+        const int top = above + lane % 2 * 8;
+        const uint4 eight = make_uint4(pairs[odd][0], pairs[odd][1], pairs[odd][2], pairs[odd][3]);
+        if (top < m && own < n) *reinterpret_cast<uint4 *>(c + own * m + top) = eight;
+      }
+    }
+  }
+}
+#define LOSPMM_STORE store_tokens
+#else
+#define LOSPMM_STORE store_eights
+#endif
+
 // The sums of a tile to C.
 LOSPMM_INLINE void store_rows(const float (&sums)[PARTS][32], const Tile &tile, int m, long long n, Element *c,
                               const Element *residual) {
   const auto sum_of = [&](int eight, int i) { return sums[eight / 8][eight % 8 * 4 + i]; };
-  store_eights<COLS / 8>(sum_of, tile, tile.column, m, n, c, residual);
+  LOSPMM_STORE<COLS / 8>(sum_of, tile, tile.column, m, n, c, residual);
 }
 
 #if LOSPMM_CLUSTER > 1
@@ -105,6 +150,6 @@ LOSPMM_INLINE void add_up_rows(const float (&sums)[PARTS][32], const Tile &tile,
       all[of][0] += more.x, all[of][1] += more.y, all[of][2] += more.z, all[of][3] += more.w;
     }
   const auto sum_of = [&](int eight, int i) { return all[eight][i]; };
-  store_eights<OWN>(sum_of, tile, tile.column + rank * OWN * 8, m, n, c, residual);
+  LOSPMM_STORE<OWN>(sum_of, tile, tile.column + rank * OWN * 8, m, n, c, residual);
 }
 #endif

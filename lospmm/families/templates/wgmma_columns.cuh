@@ -3,14 +3,20 @@
 
 #ifndef LOSPMM_ON_CPU
 
+#if TOKENS
+#define LOSPMM_MAJOR "0"
+#else
+#define LOSPMM_MAJOR "1"
+#endif
+
 // Where 64 columns of B lie in shared memory, 128 bytes a row, row behind row, with the 16-byte pieces of row k at their place
 // xor k % 8: a PTX ISA matrix descriptor (MN-major, swizzled by 128 bytes, 8 rows in 1024); at a multiple of 1024 bytes. Each
-// further 64 columns come 64 rows later.
+// further 64 columns come 64 rows later. With TOKENS, a row has 64 elements of one column (K-major).
 using LospmmColumns = unsigned;
 LOSPMM_INLINE LospmmColumns lospmm_columns(const void *shared) {
   return (lospmm_address(shared) >> 4 & 0x3FFF) | 64u * 128 >> 4 << 16;  // above 18 bits a block of a cluster has its rank
 }
-LOSPMM_INLINE LospmmColumns lospmm_behind_rows(LospmmColumns columns, int rows) { return columns + rows * 8; }
+LOSPMM_INLINE LospmmColumns lospmm_behind_rows(LospmmColumns columns, int rows) { return columns + rows * (TOKENS ? 2 : 128) / 16; }
 
 // d += a x columns: 64 rows of A, 32 columns of which 16 are there, by as many rows of 64 columns of B. Fragments, and
 // ``places`` (the metadata), are those of the PTX ISA, wgmma.m64nNk32.sp; lanes 0 and 1 of four have the places that selector
@@ -36,7 +42,7 @@ LOSPMM_INLINE void lospmm_wgmma_sparse(float (&d)[32], const unsigned (&a)[4], L
   LOSPMM_INLINE void lospmm_wgmma_columns(float (&d)[parts][32], const unsigned (&a)[4], LospmmColumns columns) {           \
     asm volatile("{\n.reg .b64 columns;\nmov.b64 columns, {%" #at ", 0x40000040};\n"                                       \
                  "wgmma.mma_async.sync.aligned.m64n" #cols "k16.f32." LOSPMM_FACTORS " {" LOSPMM_##sums                     \
-                 "}, {%" #a0 ", %" #a1 ", %" #a2 ", %" #a3 "}, columns, 1, 1, 1, 1;\n}"                                     \
+                 "}, {%" #a0 ", %" #a1 ", %" #a2 ", %" #a3 "}, columns, 1, 1, 1, " LOSPMM_MAJOR ";\n}"                      \
                  : __VA_ARGS__                                                                                              \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(columns));                                               \
   }
@@ -56,6 +62,13 @@ LOSPMM_INLINE void lospmm_copy_lines(void *even, void *odd, const void *const (&
       "cp.async.cg.shared.global [%1 + 1024], [%5 + %7], 16, %6;" ::"r"(lospmm_address(even)),
       "r"(lospmm_address(odd)), "l"(from[0]), "l"(from[1]), "l"(from[2]), "l"(from[3]), "r"(is_there ? 16 : 0), "n"(behind_from)
       : "memory");
+}
+
+// An 8 x 8 matrix of 16-bit elements, of which each lane has two beside each other of row lane / 4, transposed.
+LOSPMM_INLINE unsigned lospmm_turned(unsigned pair) {
+  unsigned turned;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(turned) : "r"(pair));
+  return turned;
 }
 
 // What was written to shared memory, as far as this thread knows, can be read by its products.
