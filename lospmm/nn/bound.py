@@ -145,6 +145,7 @@ class ReadyKernel:
     launcher: Launcher | None  # None on a CPU
     shape_for: Callable[[int], Launch] | None  # the launch for the first columns; None if blocks span all columns
     emulated: Callable[..., np.ndarray]  # runs the kernel's text
+    tokens_first: tuple[Launcher, bool] | None = None  # the same with C (n, m) in memory, and whether B is (n, k)
     package: Package | None = None  # for exported models, which take a kernel with the whole epilogue
     narrower: dict[int, Launcher] = field(default_factory=dict)  # by their blocks along x and z
 

@@ -6,7 +6,7 @@ operators: those with gradients, in a mode or a transform of PyTorch, of a subcl
 
 import math
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import torch
@@ -29,6 +29,8 @@ class DirectCall:
     b_stride: tuple[int, ...] | None  # of an input that is B as it is; None if a contiguous one is
     c: Layout
     turned: Layout | None = None  # of the result, where C is transposed into it
+    of_tokens: "DirectCall | None" = None  # of a contiguous input, where a kernel reads that as it is
+    tokens: int = 0  # that the kernel reads, where they are more than the input's
     way: tuple[Any, ...] = ()  # stride, padding and dilation of a convolution
 
 
@@ -82,6 +84,12 @@ def linear(x: Tensor, tuned: Any, *, relu: bool) -> Tensor | None:
     call = calls.known.get(x.shape) or _learn_linear(calls, x.shape, tuned, relu=relu)
     if call is None or not calls.serve(x):
         return None
+    if call.tokens:
+        n, wide = x.numel() // x.shape[-1], x.new_empty((call.tokens, x.shape[-1]))  # the rest may be anything
+        wide[:n] = x.reshape(n, -1)
+        return call.ready(wide, None, call.c)[:n].view(*x.shape[:-1], -1)
+    if call.of_tokens is not None and x.stride() != call.b_stride:
+        call = call.of_tokens
     ready = call.ready
     is_b = x.is_contiguous() if call.b_stride is None else x.stride() == call.b_stride
     if not is_b:
@@ -109,12 +117,25 @@ def _learn_linear(calls: DirectCalls, shape: torch.Size, tuned: Any, *, relu: bo
     m, n = calls.bound.tensors.weight.shape[0], math.prod(rows)
     ready = calls.kernel((k, n), relu, False, ())
     if ready is None:
-        return None
+        larger = calls.bound.larger((k, n), (relu, False, ()))
+        if larger is None or not larger.fuses or larger.tokens_first is None or not larger.tokens_first[1]:
+            return None
+        most = larger.call[0][1]
+        kernel = replace(larger, launcher=larger.tokens_first[0])
+        made = calls.known[shape] = DirectCall(kernel, None, _contiguous((most, m)), tokens=most)
+        return made
     first, plain = (*_contiguous(rows)[1], n), _contiguous((*rows, m))
-    c, turned = plain, None
+    c, turned, of_tokens = plain, None, None
     if n > 1 and m > 1:
         c, turned = (((*rows, m), first), None) if tuned.features_first else (_contiguous((m, n)), plain)
-    made = calls.known[shape] = DirectCall(ready, None if n == 1 else first, c, turned)
+    if ready.tokens_first is not None:
+        launcher, reads_tokens = ready.tokens_first
+        other = replace(ready, launcher=launcher)
+        if reads_tokens:
+            of_tokens = DirectCall(other, None, plain)
+        elif turned is not None:
+            ready, c, turned = other, plain, None
+    made = calls.known[shape] = DirectCall(ready, None if n == 1 else first, c, turned, of_tokens)
     return made
 
 

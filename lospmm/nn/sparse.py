@@ -8,7 +8,7 @@ import copy
 import math
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lospmm.errors import BadRequest, Unsupported
+from lospmm.errors import BadRequest, GpuFault, Unsupported
 from lospmm.gpu.launcher import Launcher
 from lospmm.kernel import Kernel
 from lospmm.nn import package
@@ -37,6 +37,7 @@ from lospmm.nn.direct import DirectCalls, direct_calls
 from lospmm.nn.place import WeightPlace, forget_mask, take_hooks, tensors_of
 from lospmm.nn.transpose import Shares, prepare
 from lospmm.problem.convolution import Convolution
+from lospmm.problem.launch import READS_TOKENS, WRITES_TOKENS
 from lospmm.problem.problem import ceil_div
 
 #: The widest vector load of a template, in bytes: views of tensors may begin at an address that it cannot load.
@@ -44,6 +45,9 @@ VECTOR_BYTES = 16
 
 #: Kernels by name, of the code loaded by its sha256 and GPU; never unloaded, since a captured CUDA graph may hold it.
 _LAUNCHERS: dict[tuple[str, int], dict[str, Launcher]] = {}
+
+#: What ``_tokens_first`` found for a kernel.
+_TOKENS_FIRST: dict[Launcher, tuple[Launcher, bool] | None] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,10 +299,13 @@ def unlike(tensors: Tensors, buckets: Sequence[ColumnBucket], *, emulate: bool) 
 def _ready(bucket: ColumnBucket, device: torch.device, *, is_only_copy: bool) -> ReadyKernel:
     kernel = bucket.kernel
     manifest = kernel.artifact.manifest
-    launcher, alignment_bytes, packed = None, 1, None
+    launcher, tokens_first, alignment_bytes, packed = None, None, 1, None
     if device.type != "cpu":
         alignment_bytes = _alignment_bytes(manifest)
         launcher = _launcher(kernel, device)
+        if launcher not in _TOKENS_FIRST:
+            _TOKENS_FIRST[launcher] = _tokens_first(bucket, launcher, device)
+        tokens_first = _TOKENS_FIRST[launcher]
         if package.IS_NATIVE and bucket.fuses and not is_only_copy:  # a package has A too
             elements = {"b_elements": math.prod(bucket.call[0]), "c_elements": math.prod(bucket.out_shape)}
             element_bytes = torch_dtype_of(manifest).itemsize
@@ -316,6 +323,7 @@ def _ready(bucket: ColumnBucket, device: torch.device, *, is_only_copy: bool) ->
         launcher=launcher,
         shape_for=None if manifest["tile"] is None else kernel.launch,
         emulated=lambda *given: kernel.run_on_cpu(*given),
+        tokens_first=tokens_first,
         package=packed,
     )
 
@@ -329,6 +337,28 @@ def _launcher(kernel: Kernel, device: torch.device) -> Launcher:
             first, shape = next(iter(loaded.values()), None), kernel.launch()
             loaded[name] = first.beside(name, shape) if first else Launcher(kernel.cubin, name, shape)
     return loaded[name]
+
+
+def _tokens_first(bucket: ColumnBucket, launcher: Launcher, device: torch.device) -> tuple[Launcher, bool] | None:
+    """Return the same kernel with C (n, m) in memory and whether it reads B (n, k), or None.
+
+    None too if a run of both gives different results: tuning verifies the kernel of B (k, n) and C (m, n) alone.
+    """
+    (operand, _, adds, _), kernel = bucket.call, bucket.kernel
+    name, dtype = kernel.artifact.manifest["name"], torch_dtype_of(kernel.artifact.manifest)
+    if adds or len(operand) != 2 or operand[1] == 1 or kernel.artifact.manifest["tile"] is not None:
+        return None
+    for ending in (READS_TOKENS, WRITES_TOKENS):
+        with torch.cuda.device(device), suppress(GpuFault):  # of a cubin without a kernel of this name
+            found = launcher.beside(name + ending, kernel.launch())
+            stream, drawing = torch.cuda.current_stream().cuda_stream, torch.Generator(device).manual_seed(0)
+            b = torch.randn(operand, device=device, generator=drawing).to(dtype)
+            given = b.t().contiguous() if ending == READS_TOKENS else b
+            c, turned = b.new_empty(bucket.out_shape), b.new_empty(bucket.out_shape[::-1])
+            launcher(stream, b.data_ptr(), c.data_ptr())
+            found(stream, given.data_ptr(), turned.data_ptr())
+            return (found, ending == READS_TOKENS) if torch.equal(c, turned.t()) else None
+    return None
 
 
 def _alignment_bytes(manifest: Mapping[str, Any]) -> int:

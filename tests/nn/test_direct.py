@@ -1,10 +1,13 @@
 """Calls from Python that skip PyTorch's dispatcher, and those that must not."""
 
 import copy
+import ctypes
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'lospmm[torch]'")
@@ -112,3 +115,46 @@ def test_another_weight_in_its_place_is_dense() -> None:
     model(x)
     model[0].weight.data = 2 * model[0].weight.data
     assert error(model(x), 2 * wanted(x)) < MAX_ERROR
+
+
+class TokensFirst:
+    """A kernel of a GPU that writes C tokens first, played in float16 on the CPU; ``reads``: B is tokens first too."""
+
+    def __init__(self, a: Tensor, n: int, *, reads: bool) -> None:
+        self.a, self.n, self.reads, self.launched = a, n, reads, 0
+
+    def __call__(self, _stream: int, b: int, c: int, _residual: int) -> bool:
+        m, k = self.a.shape
+        shapes = ((self.n, k) if self.reads else (k, self.n)), (self.n, m)
+        given, found = (
+            np.ctypeslib.as_array((ctypes.c_uint16 * math.prod(shape)).from_address(at)).view(np.float16).reshape(shape)
+            for shape, at in zip(shapes, (b, c), strict=True)
+        )
+        with np.errstate(all="ignore"):  # of rows behind the tokens, which may be anything
+            found[:] = (given if self.reads else given.T).astype(np.float32) @ self.a.float().numpy().T
+        self.launched += 1
+        return True
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("shape", "n"), [((8, 40), 8), ((2, 4, 40), 8), ((24, 40), 24), ((3, 8, 40), 24), ((1, 20, 40), 24)], ids=str
+)
+def test_kernels_that_write_tokens_first(
+    shape: tuple[int, ...], n: int, calls: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is transposed but a B of few columns; fewer tokens than those of a kernel that reads them are padded."""
+    model = pruned(nn.Linear(40, 24, bias=False), share=0.5).half()
+    wanted = copy.deepcopy(model)
+    lospmm.nn.sparsify_(model, n=[8, 24], memory="low", device="h200", families="bitmap", verify="none")
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: None, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda _: 0, raising=False)
+    played = {}
+    for ready in model[0].lospmm_tuned.bound.ready.values():
+        columns = ready.call[0][1]
+        played[columns] = TokensFirst(model[0].weight, columns, reads=columns > 16)
+        object.__setattr__(ready, "tokens_first", (played[columns], columns > 16))
+    for x in (drawn(*shape).half(), drawn(*shape).half().mT.contiguous().mT):
+        y = model(x)
+        assert error(y, exact(wanted, x)) < 2e-3 and y.shape == (*shape[:-1], 24) and y.is_contiguous()
+    assert played[n].launched >= 1 and not calls

@@ -370,6 +370,9 @@ def test_one_copy_of_the_weights_serves_every_call(monkeypatch: pytest.MonkeyPat
     for bucket in model[0].lospmm_state.tuned["weight"].buckets:
         assert bucket.kernel.manifest["verified"]["on"] == "gpu"
     assert {weight.device.type for weight in weights} == {"cpu"}
+    for layer in (model[0], model[2]):  # the same bits by kernels that write tokens first
+        found = {call[0][1]: one.tokens_first for call, one in layer.lospmm_tuned.bound.ready.items()}
+        assert {n: one and one[1] for n, one in found.items()} == {1: None, 8: False, 512: True}
     for tokens in (1, 5, 8, 100, 512, 1300):
         x = torch.randn(tokens, 1024, device="cuda", dtype=torch.float16)
         assert error(model(x), double(dense, x)) < 3e-3, tokens
