@@ -4,9 +4,9 @@
 
 needs an NVIDIA GPU of the device table and PyTorch. First the time that Python takes for one call, of a kernel so small
 that the GPU waits for it: the launch alone, the operator, a whole layer, and a dense layer; then the time of a call
-within a CUDA graph, and of Llama-2-7B's layer called from Python. Then the layers of a Transformer block at 91 %, each
-timed whole, dense and with its kernel, and the block end to end, eager and compiled, with TF32 off and on. With
-``--measure none`` kernels are chosen by the estimate, which takes seconds, not minutes. Writes ``nn_overhead.jsonl``.
+within a CUDA graph. Then the layers of a Transformer block at 91 %, each timed whole, dense and with its kernel, and
+the block end to end, eager and compiled, with TF32 off and on. With ``--measure none`` kernels are chosen by the
+estimate, which takes seconds, not minutes. Writes ``nn_overhead.jsonl``.
 """
 
 import argparse
@@ -24,7 +24,6 @@ from torch import nn
 from torch.nn.utils import prune
 
 import lospmm.nn
-from benchmarks.inference.pruned import CASES, build
 from lospmm.gpu.detect import detect_device
 from lospmm.nn import bound, operator, transpose
 from lospmm.nn.timing import micros_of
@@ -88,18 +87,6 @@ def overhead() -> Iterator[dict[str, Any]]:
     # What is captured is what is launched on the stream of the capture.
     ways["launch alone"] = lambda: launch(torch.cuda.current_stream().cuda_stream, at_b, at_c)
     yield {"what": "CUDA graph", "micros": {way: micros_of(call, b.device) for way, call in ways.items()}}
-
-
-def decoder_layer() -> Iterator[dict[str, Any]]:
-    """A layer of Llama-2-7B called from Python, by tokens: its GPU work takes less time."""
-    case = next(one for one in CASES if one.tokens)
-    found = build(case.full, case, 1, dtype=torch.float16)
-    model, dense = found.model.cuda(), copy.deepcopy(found.model)
-    lospmm.nn.sparsify_(model, n=[1, 8], choice="sparse", **UNTIMED)
-    for n in (1, 8):
-        x = found.examples[n].cuda()
-        micros = python_micros({"layer": lambda x=x: model(x), "dense layer": lambda x=x: dense(x)})
-        yield {"what": f"Llama-2-7B layer, N {n}", "micros": micros}
 
 
 def transposes(tokens: int) -> Iterator[dict[str, Any]]:
@@ -178,7 +165,6 @@ def main() -> None:
     with (chosen.out / "nn_overhead.jsonl").open("w") as file:
         parts = (
             overhead(),
-            decoder_layer(),
             transposes(chosen.tokens),
             layers(chosen.tokens, chosen.measure, compiles=not chosen.without_compiler),
         )

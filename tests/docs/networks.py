@@ -13,8 +13,7 @@ PLOT = RESULTS / "networks.png"
 NOTHING = "No network has been measured yet.\n"
 
 #: A decoder's layer, by tokens at a time, which has a table of its own.
-LAYER = "Llama-2-7B layer"
-DECODER = f"{LAYER} 70%"
+DECODER = "Llama-2-7B layer 70%"
 
 PRECISIONS = ("float32", "TF32", "float16")
 
@@ -62,10 +61,10 @@ def steps() -> str:
     held = (find(measured_of(lines), DECODER, variant) for variant in STEPS.values())
     sizes = ("-" if one is None else f"{(one['weight_bytes'] + one['kernel_bytes']) / 2**20:.0f}" for one in held)
     found.append(("MiB held", *sizes))
-    calls = {line["what"]: line["micros"] for line in records("nn_overhead")}
-    one, eight = ({way: f"{micros / 1e3:.2f}" for way, micros in calls[f"{LAYER}, N {n}"].items()} for n in (1, 8))
-    eager = f"Called from Python (`benchmarks/nn_overhead.py`), 1 token takes {one['layer']} ms, dense "
-    eager += f"{one['dense layer']}; 8 take {eight['layer']}, dense {eight['dense layer']}."
+    called = (
+        speedup(find(lines, DECODER, STEPS["low"], tokens)) for tokens in sorted({line["batch"] for line in lines})
+    )
+    eager = f"Called from Python, low has {', '.join(f'{gain.times:.2f}x' for gain in called if gain is not None)}."
     return (
         f"{_where(lines)}\n\n{table(('tokens', *STEPS), found, right=3)}\n{textwrap.fill(_several(), 120)}\n\n{eager}\n"
     )
