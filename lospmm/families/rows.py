@@ -245,24 +245,40 @@ def _heads(matrix: SparseMatrix, plan: RowsPlan, blocks: BlockedRows, count: int
 def _steps(problem: Problem, plan: RowsPlan, blocks: BlockedRows, seconds: NDArray[np.int32]) -> NDArray[np.uint32]:
     """Return the entries of all steps, (steps, teams, group, ``entry_words``), padded with zeros."""
     matrix, words = problem.matrix, entry_words(problem)
-    rows, lengths = by_falling_length(matrix)
-    within = np.arange(matrix.nnz) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    source = np.repeat(matrix.indptr[rows], lengths) + within
-    own = np.repeat(np.arange(len(blocks.rows)), blocks.rows)  # of each row its block
-    team = np.arange(matrix.m) - blocks.firsts[own] << blocks.shifts[own]
-    block = np.repeat(own, lengths)
-    group = within // plan.group
-    step = group >> blocks.shifts[block]
-    step = np.where(step == 0, block, seconds[block] + step - 1)
-    team = np.repeat(team, lengths) + (group & (1 << blocks.shifts[block]) - 1)
+    source, places = _places(matrix, plan, blocks, seconds)
     total = len(seconds) + int((blocks.steps - 1).sum())
     found = np.zeros((total, teams_of(plan), plan.group, words), dtype=np.uint32)
+    entries = found.reshape(-1, words)
     columns, weights = matrix.indices[source].astype(np.uint32), matrix.data[source]
-    place = step, team, within % plan.group
     if words == 1:
         halves = problem.dtype.to_storage(weights).view(np.uint16).astype(np.uint32)
-        found[(*place, 0)] = columns | halves << np.uint32(16)
+        entries[places, 0] = columns | halves << np.uint32(16)
     else:
-        found[(*place, 0)] = columns
-        found[(*place, 1)] = problem.dtype.rounded(weights).view(np.uint32)
+        entries[places, 0] = columns
+        entries[places, 1] = problem.dtype.rounded(weights).view(np.uint32)
     return found
+
+
+def _places(
+    matrix: SparseMatrix, plan: RowsPlan, blocks: BlockedRows, seconds: NDArray[np.int32]
+) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    """Return the nonzeros in the order of their rows, by number, and each one's entry in all steps; (nnz,).
+
+    Numbers of nonzeros are 32-bit: a matrix of a language model may have 10**8.
+    """
+    rows, lengths = by_falling_length(matrix)
+    within = np.arange(matrix.nnz, dtype=np.int32) - np.repeat((np.cumsum(lengths) - lengths).astype(np.int32), lengths)
+    source = np.repeat(matrix.indptr[rows].astype(np.int32), lengths) + within
+    own = np.repeat(np.arange(len(blocks.rows), dtype=np.int32), blocks.rows)  # of each row its block
+    first_team = np.arange(matrix.m) - blocks.firsts[own] << blocks.shifts[own]
+    block, group = np.repeat(own, lengths), within // np.int32(plan.group)
+    shift = np.repeat(blocks.shifts.astype(np.int32)[own], lengths)
+    step = group >> shift
+    step = np.where(step == 0, block, seconds[block] + step - 1)
+    group &= (np.int32(1) << shift) - np.int32(1)
+    team = np.repeat(first_team.astype(np.int32), lengths) + group
+    places = step.astype(np.int64) * teams_of(plan)
+    places += team
+    places *= plan.group
+    places += within % np.int32(plan.group)
+    return source, places

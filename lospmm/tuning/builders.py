@@ -37,7 +37,7 @@ LEAST_BUILDERS = 4
 #: Enough to keep a GPU busy; each takes some hundred megabytes, plus A.
 MOST_BUILDERS = 16
 
-#: The most bytes per nonzero that a builder takes, rounded up: a csr plan of 5.7 million nonzeros took 46 each.
+#: The most bytes per nonzero that a builder takes, rounded up: A takes 8, and packing a group_coo plan 47 more.
 #: Builders may take half of the memory.
 BYTES_OF_NONZERO = 64
 
