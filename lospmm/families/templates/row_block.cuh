@@ -29,6 +29,12 @@ LOSPMM_INLINE void change_places(unsigned &first, unsigned &second) {
     second = other;
 }
 
+// Among four lanes: lane i has the four of place i.
+LOSPMM_INLINE void change_places_of_four(unsigned (&pairs)[4]) {
+  change_places<1>(pairs[0], pairs[1]), change_places<1>(pairs[2], pairs[3]);
+  change_places<2>(pairs[0], pairs[2]), change_places<2>(pairs[1], pairs[3]);
+}
+
 // Sums of ``eights`` times eight columns of a tile to C, from ``column`` on; ``sum_of`` gives the four that a thread has of 16
 // rows. Four lanes have two neighbours each of eight columns of a row: after they changed places, a lane has all of one eight.
 template <int eights, typename Sums>
@@ -51,8 +57,7 @@ LOSPMM_INLINE void store_eights(const Sums &sum_of, const Tile &tile, long long 
         if (AT_ONCE == 1 && row < m && of_block < n) *reinterpret_cast<unsigned *>(c + of_row + of_block) = pairs[0];
       }
       if constexpr (AT_ONCE == 4) {
-        change_places<1>(pairs[0], pairs[1]), change_places<1>(pairs[2], pairs[3]);
-        change_places<2>(pairs[0], pairs[2]), change_places<2>(pairs[1], pairs[3]);
+        change_places_of_four(pairs);
         const long long own = column + (first + lane % 4) * 8;
         const uint4 eight = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
         if (row < m && own < n) *reinterpret_cast<uint4 *>(c + of_row + own) = eight;
@@ -83,10 +88,7 @@ LOSPMM_INLINE void store_tokens(const Sums &sum_of, const Tile &tile, long long 
       const long long own = column + first * 8 + lane / 4;
       const int top = above + 8 * upper + lane % 4 * 2;
       if (AT_ONCE == 1 && top < m && own < n) *reinterpret_cast<unsigned *>(c + own * m + top) = pairs[upper][0];
-      if constexpr (AT_ONCE == 4) {
-        change_places<1>(pairs[upper][0], pairs[upper][1]), change_places<1>(pairs[upper][2], pairs[upper][3]);
-        change_places<2>(pairs[upper][0], pairs[upper][2]), change_places<2>(pairs[upper][1], pairs[upper][3]);
-      }
+      if constexpr (AT_ONCE == 4) change_places_of_four(pairs[upper]);
     }
     if constexpr (AT_ONCE == 4) {
 #pragma unroll
