@@ -254,8 +254,9 @@ LOSPMM_INLINE void lospmm_bulk_wait(unsigned long long *barrier, unsigned parity
 // A lane's value in a register of its own. What depends on threadIdx alone the compiler would compute again in a loop, with a
 // read of it (S2R) each time: it does not see through a shuffle.
 LOSPMM_INLINE unsigned lospmm_kept(unsigned value) { return __shfl_sync(~0u, value, threadIdx.x % 32); }
-// The number of the thread's warp, the same register for all lanes.
-LOSPMM_INLINE int lospmm_warp() { return __shfl_sync(~0u, static_cast<int>(threadIdx.x / 32), 0); }
+// A number that all lanes of a warp have, in one register for all of them; the number of the thread's warp.
+LOSPMM_INLINE int lospmm_of_warp(unsigned value) { return __shfl_sync(~0u, static_cast<int>(value), 0); }
+LOSPMM_INLINE int lospmm_warp() { return lospmm_of_warp(threadIdx.x / 32); }
 
 // What B and C are made of (LOSPMM_DTYPE: lospmm/packed.py), and what is done to A x B (SCALED, BIAS, RELU, RESIDUAL).
 

@@ -75,9 +75,9 @@ LOSPMM_KERNEL(ENTRY) {
   Unit ahead[AHEAD];
 #pragma unroll
   for (int one = 0; one < AHEAD; ++one) load(ahead[one], from, one);
-  const int units = __shfl_sync(~0u, static_cast<int>(place->units), 0);
+  const int units = lospmm_of_warp(place->units);
   const int block_row = static_cast<int>(place->block_row), rows = static_cast<int>(place->block_rows);
-  int turn = static_cast<int>(place->turn), left = __shfl_sync(~0u, static_cast<int>(place->left), 0);
+  int turn = static_cast<int>(place->turn), left = lospmm_of_warp(place->left);
   unsigned at = place->behind[lane] * ROW_BYTES + zeros;
   bool is_shared = place->is_continued;
 
