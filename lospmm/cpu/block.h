@@ -272,17 +272,19 @@ static inline unsigned lospmm_sum_until(unsigned value) {
   for (unsigned lane = 0; lane <= threadIdx.x % lospmm::WARP; ++lane) sum += static_cast<unsigned>(lanes[lane][0]);
   return sum;
 }
-#define LOSPMM_EXPAND(name, word_type) \
+#define LOSPMM_EXPAND(name, number_type, count) \
   template <unsigned zero> \
-  static inline void name(unsigned (&words)[4], unsigned address, unsigned bits) { \
-    for (int at = 0; at < 4; ++at) { \
-      word_type word = zero; \
-      if (bits >> at & 1) std::memcpy(&word, lospmm_shared + address, sizeof word), address += sizeof word; \
-      words[at] = word; \
+  static inline void name(unsigned (&words)[count], unsigned address, unsigned bits) { \
+    for (int at = 0; at < count; ++at) { \
+      number_type number = zero; \
+      if (bits >> at & 1) std::memcpy(&number, lospmm_shared + address, sizeof number), address += sizeof number; \
+      words[at] = number; \
     } \
   }
-LOSPMM_EXPAND(lospmm_expand, unsigned)
-LOSPMM_EXPAND(lospmm_expand_codes, lospmm_u16)
+LOSPMM_EXPAND(lospmm_expand, unsigned, 4)
+LOSPMM_EXPAND(lospmm_expand_codes, lospmm_u16, 4)
+LOSPMM_EXPAND(lospmm_expand_eight, lospmm_u16, 8)
+LOSPMM_EXPAND(lospmm_expand_eight_codes, unsigned char, 8)
 static inline unsigned lospmm_halves_of_int8(unsigned codes) {
   const auto half = [](unsigned code) { return lospmm_half_of_float(static_cast<float>(code) - 128); };
   return half(codes & 0xFF) | static_cast<unsigned>(half(codes >> 8 & 0xFF)) << 16;

@@ -30,9 +30,12 @@ from lospmm.families.pieces import (
 from lospmm.families.traffic import LAUNCH_MICROS
 from lospmm.problem.launch import Launch
 from lospmm.problem.problem import Problem, ceil_div
-from lospmm.problem.values import pair_bytes
 
-SHAPES = tuple(PieceShape(tiles, depth) for tiles, depth in product((1, 2, 4), (64, 128)) if tiles * depth >= 2 * UNIT)
+SHAPES = tuple(
+    PieceShape(tiles, depth, per_bit)
+    for tiles, depth, per_bit in product((1, 2, 4), (64, 128), (1, 2))
+    if tiles * depth >= per_bit * UNIT
+)
 ROWS = (1, 2, 4)
 PARTS = (2, 4, 8, 16)
 CLUSTERS = (1, 2, 4, 8)
@@ -69,6 +72,7 @@ class BitmapPlan:
     cluster: int  # blocks that share rows
     stages: int  # pieces of A in a warp's shared memory
     cols: int
+    per_bit: int = 2  # elements that have a bit together
     shared: int = 0  # 1: A is as kernels of every N read it
 
     @property
@@ -84,7 +88,8 @@ class BitmapPlan:
     @property
     def shape(self) -> PieceShape:
         """The shape of a piece of A; with few columns of B, odd columns of A change places."""
-        return PieceShape(self.tiles, self.depth, is_paired=not self.shared and self.cols <= MAX_PAIRED_COLS)
+        is_paired = self.per_bit == 2 and not self.shared and self.cols <= MAX_PAIRED_COLS
+        return PieceShape(self.tiles, self.depth, self.per_bit, is_paired)
 
 
 Plan = BitmapPlan | WideBitmap
@@ -127,16 +132,19 @@ def _plans(problem: Problem, shapes: Sequence[PieceShape] = SHAPES) -> list[Bitm
     clusters = CLUSTERS if has_bulk_copies(problem) else CLUSTERS[:1]
     tall = ceil_div(matrix.m, TILE_ROWS)
     cols = next(cols for cols in COLS if cols >= problem.n)
-    held = counts(matrix)
-    largest = {(shape.tiles, shape.depth): piece_bytes(held, shape, values=problem.values) for shape in shapes}
+    largest = {shape: piece_bytes(counts(matrix, shape.per_bit), shape, values=problem.values) for shape in shapes}
     return [
         plan
-        for (tiles, depth), rows, parts, cluster, stages in product(largest, ROWS, PARTS, clusters, STAGES)
-        if (tiles * rows == 1 or tiles * rows < 2 * tall)
-        and (parts * cluster == MIN_WARPS or parts * cluster <= ceil_div(matrix.k, depth))
+        for shape, rows, parts, cluster, stages in product(shapes, ROWS, PARTS, clusters, STAGES)
+        if (shape.tiles * rows == 1 or shape.tiles * rows < 2 * tall)
+        and (parts * cluster == MIN_WARPS or parts * cluster <= ceil_div(matrix.k, shape.depth))
         and MIN_WARPS <= rows * parts <= MAX_WARPS
-        and fits(plan := BitmapPlan(tiles, depth, rows, parts, cluster, stages, cols), problem, largest[tiles, depth])
+        and fits(plan := _plan(shape, rows, parts, cluster, stages, cols), problem, largest[shape])
     ]
+
+
+def _plan(shape: PieceShape, rows: int, parts: int, cluster: int, stages: int, cols: int) -> BitmapPlan:
+    return BitmapPlan(shape.tiles, shape.depth, rows, parts, cluster, stages, cols, shape.per_bit)
 
 
 def fits(plan: BitmapPlan, problem: Problem, largest_piece: int) -> bool:
@@ -177,7 +185,7 @@ def is_staged(plan: BitmapPlan, problem: Problem) -> bool:
 def shared_bytes(plan: BitmapPlan, problem: Problem, largest_piece: int) -> int:
     """Return the shared memory of a block: pieces of A and B, and value offsets; later the warps' sums."""
     of_b = plan.depth * (plan.cols if problem.n > 1 else 1) * 2 if is_staged(plan, problem) else 0
-    ring = plan.stages * (largest_piece + of_b) + plan.tiles * plan.depth * 2
+    ring = plan.stages * (largest_piece + of_b) + 8 * plan.shape.words
     barriers = plan.warps * plan.stages * 8
     return max(plan.warps * ring, plan.parts * plan.block_rows * plan.cols * 4) + barriers
 
@@ -191,17 +199,18 @@ def registers_allowed(plan: BitmapPlan, problem: Problem) -> int:
 def registers_needed(plan: BitmapPlan, problem: Problem) -> int:
     """Predict the registers of a thread: sums, B of a piece, and a fixed rest (measured with ptxas 13.0)."""
     of_b = plan.cols // 8 * 2 * (UNIT // STEP if vector(problem) == 1 or plan.cols == COLS[0] else 1)
-    return plan.tiles * plan.cols // 2 + of_b + (64 if has_bulk_copies(problem) else 84)
+    rest = (64 if has_bulk_copies(problem) else 84) + (12 if plan.per_bit == 1 else 0)
+    return plan.tiles * plan.cols // 2 + of_b + rest
 
 
-#: Cycles of a sub-partition for an element of each lane, to make fragments, and for a piece of a warp beside them; and
-#: warps that keep it busy.
-CYCLES_PER_ELEMENT, CYCLES_PER_PIECE = 2.6, 160.0
+#: Cycles of a sub-partition for an element of each lane, to make fragments, by ``per_bit``, and for a piece of a warp
+#: beside them; and warps that keep it busy.
+CYCLES_PER_ELEMENT, CYCLES_PER_PIECE = {1: 4.6, 2: 2.6}, 160.0
 BUSY_WARPS = 16.0
 
 #: Microseconds between the first load and the first product, and after the last one; the share of the memory bandwidth
 #: that is reached; and the latency of a byte in seconds.
-START_MICROS, SHARE_OF_BANDWIDTH, LATENCY_SECONDS = 1.5, 0.85, 1.2e-6
+START_MICROS, SHARE_OF_BANDWIDTH, LATENCY_SECONDS = 0.8, 0.85, 0.8e-6
 
 #: Microseconds for blocks of a cluster to wait for each other and add up, for each of them.
 CLUSTER_MICROS = 0.5
@@ -228,22 +237,23 @@ def forecast(problem: Problem, plans: Sequence[Plan]) -> NDArray[np.float64]:
 
 def _forecast(problem: Problem, plans: Sequence[BitmapPlan]) -> NDArray[np.float64]:
     """Predict microseconds of each plan on the busiest SM: reading A, rereading B, making fragments."""
-    held, shapes = counts(problem.matrix), {plan.shape for plan in plans}
+    shapes = {plan.shape for plan in plans}
     shares = {shape: share_of_pairs(problem.matrix, shape) if shape.is_paired else 1.0 for shape in shapes}
-    largest = {shape: piece_bytes(held, shape, share, values=problem.values) for shape, share in shares.items()}
-    pairs = {shape: share * int(held.sum()) for shape, share in shares.items()}
-    return np.array([_micros(problem, plan, largest[plan.shape], pairs[plan.shape]) for plan in plans])
+    held = {shape: counts(problem.matrix, shape.per_bit) for shape in shapes}
+    largest = {shape: piece_bytes(held[shape], shape, shares[shape], values=problem.values) for shape in shapes}
+    bits = {shape: shares[shape] * int(held[shape].sum()) for shape in shapes}
+    return np.array([_micros(problem, plan, largest[plan.shape], bits[plan.shape]) for plan in plans])
 
 
-def _micros(problem: Problem, plan: BitmapPlan, largest_piece: int, pairs: float) -> float:
+def _micros(problem: Problem, plan: BitmapPlan, largest_piece: int, bits: float) -> float:
     device, matrix, n = problem.device, problem.matrix, problem.n
     across, _, tall = _grid(plan, problem)
     blocks = across * plan.cluster * tall
     pieces = ceil_div(matrix.k, plan.depth)
     cells = tall * plan.block_rows * pieces * plan.depth
-    a_bytes = pairs * pair_bytes(problem.values) + cells / 16
-    if plan.shape.is_paired:
-        a_bytes += cells / (2 * plan.shape.rows)
+    shape = plan.shape
+    head = 4 * shape.words + shape.order_bytes  # bytes of a piece
+    a_bytes = bits * shape.value_bytes(problem.values) + cells * head / (shape.rows * shape.depth)
     b_bytes = tall * plan.rows * pieces * plan.depth * min(n, plan.cols) * 2
     shared = shared_bytes(plan, problem, largest_piece) + device.reserved_shared_bytes
     registers = registers_allowed(plan, problem) * WARP * plan.warps
@@ -255,7 +265,7 @@ def _micros(problem: Problem, plan: BitmapPlan, largest_piece: int, pairs: float
     walked = ceil_div(pieces, parts)  # by a warp of a block
 
     piece_cells = plan.tiles * TILE_ROWS * plan.depth
-    of_piece = piece_cells / 32 * (CYCLES_PER_ELEMENT + plan.cols / 16) + CYCLES_PER_PIECE
+    of_piece = piece_cells / 32 * (CYCLES_PER_ELEMENT[plan.per_bit] + plan.cols / 16) + CYCLES_PER_PIECE
     busy = min(1.0, (each * plan.warps / BUSY_WARPS) ** 0.7)
     making = waves * walked * each * plan.warps / 4 * of_piece / busy
     piece_bytes = (a_bytes + b_bytes) / (tall * plan.rows * pieces)
@@ -297,6 +307,7 @@ def _packed(problem: Problem, plan: BitmapPlan) -> PackedKernel:
         "PARTS": plan.parts,
         "COLS": plan.cols,
         "STAGES": plan.stages,
+        "PER_BIT": plan.per_bit,
         "PAIRED": int(plan.shape.is_paired),
         "PIECE_BYTES": largest,
         "FIRST_ARRAY": array_at(data, 0),

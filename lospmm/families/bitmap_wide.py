@@ -50,7 +50,7 @@ _LEAST_STAGES, _MOST_STAGES, _SLOTS = 3, 8, 2
 _MAP_BYTES, _MOST_SMS = 128, 256
 
 #: Bytes of a warp for the places of a piece's values.
-_PLACE_BYTES = 8 * SHAPE.rows * SHAPE.depth // 64
+_PLACE_BYTES = 8 * SHAPE.words
 
 #: Registers of a thread that copies.
 _FEEDING_REGISTERS = 40
@@ -100,7 +100,7 @@ def refusal(problem: Problem) -> str | None:
 def plans(problem: Problem) -> list[WideBitmap]:
     """Return the plans that fit an SM and whose blocks are more than half full."""
     m, n, pieces = problem.matrix.m, problem.n, ceil_div(problem.matrix.k, SHAPE.depth)
-    largest = piece_bytes(counts(problem.matrix), SHAPE, values=problem.values)
+    largest = piece_bytes(counts(problem.matrix, SHAPE.per_bit), SHAPE, values=problem.values)
     listed = (WideBitmap(*axes) for axes in product(GROUPS, COLS, CLUSTERS))
     return [
         plan
@@ -149,7 +149,7 @@ def stages_of(plan: WideBitmap, problem: Problem, largest: int) -> int:
 
 def forecast(problem: Problem, plans: Sequence[WideBitmap]) -> NDArray[np.float64]:
     """Predict microseconds of each plan, (plans,): products, fragments or copies of each chunk, and the stores."""
-    pairs = int(counts(problem.matrix).sum())
+    pairs = int(counts(problem.matrix, SHAPE.per_bit).sum())
     return np.array([_micros(problem, plan, pairs) for plan in plans])
 
 
@@ -199,6 +199,7 @@ def pack_plan(problem: Problem, plan: WideBitmap) -> PackedKernel:
         **settings_of(problem.values),
         "TILES": SHAPE.tiles,
         "DEPTH": SHAPE.depth,
+        "PER_BIT": SHAPE.per_bit,
         "PAIRED": int(SHAPE.is_paired),
         "PIECE_BYTES": largest,
         "SLOTS": _SLOTS,

@@ -1,9 +1,9 @@
 """A as bits and values: the format that kernels with few columns of B and with many of them read (``bitmap``).
 
-A piece has ``tiles`` x 16 rows and ``depth`` columns. Two adjacent elements take a bit, and two values more if one is
-not 0: with 16-bit values 1.56 bytes an element at 50 % zeros, where csr takes 2, as does the dense A. Permuting columns
-so that nonzeros pair up leaves 1.41 bytes. Values may be codes of 8 bits (``problem.values``).
-docs/decisions/0024 explains the layout.
+A piece has ``tiles`` x 16 rows and ``depth`` columns. An element takes a bit, and a nonzero its value: with 16-bit
+values 1.125 bytes an element at 50 % zeros, where the dense A and csr take 2. Or two adjacent elements take a bit, and
+two values if one is not 0, which is easier to read: with columns permuted so that nonzeros pair up 1.41 bytes. Values
+may be codes of 8 bits (``problem.values``). docs/decisions/0024 explains the layout.
 """
 
 from collections.abc import Iterator
@@ -41,10 +41,11 @@ LEAST_FIRSTS, MOST_FIRSTS, SHARED_ROWS = 4, 8, 128
 
 @dataclass(frozen=True, slots=True)
 class PieceShape:
-    """The shape of a piece, and whether its odd columns have changed places."""
+    """The shape of a piece, the elements of a bit, and whether odd columns have changed places."""
 
     tiles: int
     depth: int
+    per_bit: int = 2
     is_paired: bool = False
 
     @property
@@ -52,18 +53,32 @@ class PieceShape:
         """Rows of A."""
         return self.tiles * TILE_ROWS
 
+    @property
+    def words(self) -> int:
+        """Words of bits."""
+        return self.rows * self.depth // (32 * self.per_bit)
+
+    @property
+    def order_bytes(self) -> int:
+        """Bytes that say which columns are at odd places."""
+        return self.depth // 2 if self.is_paired else 0
+
+    def value_bytes(self, values: ValueType | None) -> int:
+        """Return the bytes of the values of a bit."""
+        return pair_bytes(values) * self.per_bit // 2
+
 
 @lru_cache(maxsize=4)
-def counts(matrix: SparseMatrix) -> NDArray[np.int32]:
-    """Return the element pairs with a nonzero of each 16 rows x 64 columns of A, (tiles, units)."""
+def counts(matrix: SparseMatrix, per_bit: int) -> NDArray[np.int32]:
+    """Return how often ``per_bit`` adjacent elements have a nonzero, by 16 rows x 64 columns of A, (tiles, units)."""
     tall, units = ceil_div(matrix.m, TILE_ROWS), ceil_div(matrix.k, UNIT)
     found = np.zeros((tall, units), dtype=np.int32)
     for tile in range(tall):
         first, after = tile * TILE_ROWS, min((tile + 1) * TILE_ROWS, matrix.m)
         row = np.repeat(np.arange(after - first), np.diff(matrix.indptr[first : after + 1]))
-        held = np.zeros((TILE_ROWS, units * UNIT // 2), dtype=bool)
-        held[row, matrix.indices[matrix.indptr[first] : matrix.indptr[after]] // 2] = True
-        found[tile] = held.reshape(TILE_ROWS, units, UNIT // 2).sum(axis=(0, 2))
+        held = np.zeros((TILE_ROWS, units * UNIT // per_bit), dtype=bool)
+        held[row, matrix.indices[matrix.indptr[first] : matrix.indptr[after]] // per_bit] = True
+        found[tile] = held.reshape(TILE_ROWS, units, UNIT // per_bit).sum(axis=(0, 2))
     return found
 
 
@@ -76,7 +91,7 @@ def piece_bytes(
     """
     held = _padded(_padded(counts, shape.tiles).T, shape.depth // UNIT)  # (units, tiles)
     of_pieces = held.reshape(len(held) * UNIT // shape.depth, shape.depth // UNIT, -1, shape.tiles).sum(axis=(1, 3))
-    largest = shape.rows * shape.depth // 16 + shape.depth // 2 + pair_bytes(values) * int(share * of_pieces.max())
+    largest = 4 * shape.words + shape.order_bytes + shape.value_bytes(values) * int(share * of_pieces.max())
     return ceil_div(largest, PIECE_UNIT_BYTES) * PIECE_UNIT_BYTES
 
 
@@ -98,15 +113,16 @@ def pack_pieces(
 ) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
     """Return the start of each piece in units of 16 bytes, and the pieces: bits of the rows, places of columns, values.
 
-    ``values`` are what A is held in; None: the ``dtype``. Pieces are in the order of rows and then columns. A bit is
-    that of two columns; a word has four bits of eight lanes each, a lane's part of a product: rows r and r + 8 of lane
-    4 r + t, columns 2 t and 2 t + 8, two of each.
+    ``values`` are what A is held in; None: the ``dtype``. Pieces are in the order of rows and then columns. A word has
+    the bits of four lanes, or, paired, eight: a lane's part of a product, rows r and r + 8 of lane 4 r + t, columns 2 t
+    and 2 t + 8, two of each.
     If paired, a byte for each odd column says which column of the piece is there. Behind A are rows of zeros, up to a
     multiple of ``multiple`` rows.
     """
     pieces, tall = ceil_div(matrix.k, shape.depth), ceil_div(matrix.m, multiple) * multiple
     order = odd_columns(matrix, shape) if shape.is_paired else None
-    stored, zeros = _stored(matrix, dtype, values), 0 if values is None else values.zero * 0x101
+    stored = _stored(matrix, dtype, values)
+    zeros = 0 if values is None else values.zero * (0x101 if shape.per_bit == 2 else 1)
     parts, sizes = [], []
     for row, rows in _batches(tall, pieces, shape):
         cells = _cells(matrix, row, rows, stored[_nonzeros(matrix, row, rows)], shape)
@@ -118,17 +134,17 @@ def pack_pieces(
                 own[: len(order) - first] = order[first : first + len(cells)]
             cells[..., 1::2] = np.take_along_axis(cells, own[:, np.newaxis], axis=3)
             heads = (own.reshape(len(cells) * pieces, -1).view("<u4"),)
-        pairs = _in_order(cells, shape)
-        held = pairs != 0
+        ordered = _in_order(cells, shape)
+        held = ordered != 0
         head = np.concatenate([np.packbits(held, axis=1, bitorder="little").view("<u4"), *heads], axis=1)
-        lengths, of_word = held.sum(axis=1), 4 // pairs.itemsize
+        lengths, of_word = held.sum(axis=1), 4 // ordered.itemsize
         words = -(-(head.shape[1] * of_word + lengths) // (4 * of_word)) * 4
         begins = np.cumsum(words) - words
         found = np.zeros(int(words.sum()), dtype=np.uint32)
         found[begins[:, np.newaxis] + np.arange(head.shape[1])] = head
         within = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
         at = np.repeat((begins + head.shape[1]) * of_word, lengths) + within
-        found.view(pairs.dtype)[at] = pairs[held] ^ pairs.dtype.type(zeros)
+        found.view(ordered.dtype)[at] = ordered[held] ^ ordered.dtype.type(zeros)
         parts.append(found)
         sizes.append(words // 4)
     starts = np.zeros(tall // shape.rows * pieces + 1, dtype=np.uint32)
@@ -175,11 +191,11 @@ def laid_out(
 
 
 def _in_order(cells: NDArray[Any], shape: PieceShape) -> NDArray[Any]:
-    """Return two values a number, in the order of ``pack_pieces``; each line is a piece."""
-    # (group, tile, half of the rows, row, piece, unit, step, half of the columns, lane of four)
-    sides = (-1, shape.tiles, 2, 8, cells.shape[2], shape.depth // UNIT, UNIT // STEP, 2, 4)
-    in_order = cells.view(f"<u{2 * cells.itemsize}").reshape(sides).transpose(0, 4, 5, 1, 6, 3, 8, 7, 2)
-    return in_order.reshape(-1, shape.rows * shape.depth // 2)
+    """Return the values of a bit, one number, in the order of ``pack_pieces``; each line is a piece."""
+    # (group, tile, half of the rows, row, piece, unit, step, half of the columns, lane of four, bit of two)
+    sides = (-1, shape.tiles, 2, 8, cells.shape[2], shape.depth // UNIT, UNIT // STEP, 2, 4, 2 // shape.per_bit)
+    numbers = cells.view(f"<u{shape.per_bit * cells.itemsize}").reshape(sides)
+    return numbers.transpose(0, 4, 5, 1, 6, 3, 8, 7, 2, 9).reshape(-1, 32 * shape.words)
 
 
 @lru_cache(maxsize=8)

@@ -105,16 +105,21 @@ def test_any_matrix(matrix: SparseMatrix, n: int, dtype: str) -> None:
 
 
 @settings(max_examples=30)
-@given(matrices(max_m=90, max_k=300), st.sampled_from([(1, 128), (2, 64), (4, 128)]), st.sampled_from([16, 32]))
-def test_the_pieces_hold_the_matrix(matrix: SparseMatrix, shape: tuple[int, int], cols: int) -> None:
+@given(
+    matrices(max_m=90, max_k=300),
+    st.sampled_from([(1, 128), (2, 64), (4, 128)]),
+    st.sampled_from([(2, 16), (2, 32), (1, 16)]),
+)
+def test_the_pieces_hold_the_matrix(matrix: SparseMatrix, shape: tuple[int, int], kind: tuple[int, int]) -> None:
     """Bits and values, read one by one, are A again; no piece is larger than its place in shared memory."""
-    tiles, depth = shape
-    plan, placed = replace(BASE, tiles=tiles, depth=depth, cols=cols), depth // 8 if cols == 16 else 0
+    (tiles, depth), (per_bit, cols) = shape, kind
+    plan = replace(BASE, tiles=tiles, depth=depth, cols=cols, per_bit=per_bit)
+    placed = depth // 8 if (per_bit, cols) == (2, 16) else 0
     starts, data = pack_pieces(matrix, HALF, plan.shape, plan.block_rows)
-    across, height, words = -(-matrix.k // depth), tiles * 16, tiles * depth // 4
+    across, height, words = -(-matrix.k // depth), tiles * 16, tiles * depth // 2 // per_bit
     tall = -(-matrix.m // plan.block_rows) * plan.block_rows
     assert len(starts) == tall // height * across + 1 and starts[-1] * 4 == len(data)
-    assert (np.diff(starts.astype(np.int64)) * 16).max() <= piece_bytes(counts(matrix), plan.shape)
+    assert (np.diff(starts.astype(np.int64)) * 16).max() <= piece_bytes(counts(matrix, per_bit), plan.shape)
     found = np.zeros((tall, across * depth), dtype=np.float32)
     for piece, (start, end) in enumerate(zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True)):
         held = data[start * 4 : end * 4]
@@ -123,11 +128,13 @@ def test_the_pieces_hold_the_matrix(matrix: SparseMatrix, shape: tuple[int, int]
         if placed:
             column[1::2] = held[words:][:placed].view(np.uint8)
         assert (np.sort(column) == np.arange(depth)).all() and (column % 8 == np.arange(depth) % 8).all()
-        values = held[words + placed :][: len(places)].view(np.float16).astype(np.float32).reshape(-1, 2)
-        unit, tile, step, row, quad, half, lower = np.unravel_index(places, (depth // 64, tiles, 4, 8, 4, 2, 2))
+        values = held[words + placed :].view(np.float16)[: len(places) * per_bit].astype(np.float32)
+        sides = (depth // 64, tiles, 4, 8, 4, 2, 2, 2 // per_bit)
+        unit, tile, step, row, quad, half, lower, odd = np.unravel_index(places, sides)
         at_row = piece // across * height + tile * 16 + lower * 8 + row
-        at_column, first = unit * 64 + step * 16 + half * 8 + quad * 2, piece % across * depth
-        found[at_row, first + column[at_column]], found[at_row, first + column[at_column + 1]] = values.T
+        at_column = unit * 64 + step * 16 + half * 8 + quad * 2 + odd
+        for place in range(per_bit):
+            found[at_row, piece % across * depth + column[at_column + place]] = values[place::per_bit]
     assert np.array_equal(found[: matrix.m, : matrix.k], HALF.rounded(matrix.to_scipy().toarray()))
     assert not found[matrix.m :].any() and not found[:, matrix.k :].any()
 
@@ -141,16 +148,19 @@ def test_weights_that_round_to_zero_take_no_value() -> None:
 
 
 @pytest.mark.parametrize(
-    ("zeros", "adjacent", "paired", "coded"),
-    [(0.5, 1.56, 1.41, 0.75), (0.7, 1.08, 0.95, 0.52), (0.8, 0.78, 0.69, 0.39)],
+    ("zeros", "single", "adjacent", "paired", "coded"),
+    [(0.5, 1.13, 1.56, 1.41, 0.63), (0.7, 0.73, 1.08, 0.95, 0.43), (0.8, 0.53, 0.78, 0.69, 0.33)],
 )
-def test_bytes_of_an_element(zeros: float, adjacent: float, paired: float, coded: float) -> None:
+def test_bytes_of_an_element(zeros: float, single: float, adjacent: float, paired: float, coded: float) -> None:
     """The figures of docs/families.md."""
     matrix = pruned(128, 1024, 1 - zeros, seed=12)
-    for is_paired, values, expected in (
-        (True, None, paired), (False, None, adjacent), (True, VALUE_TYPES["int8"], coded)
-    ):  # fmt: skip
-        _, data = pack_pieces(matrix, HALF, PieceShape(tiles=1, depth=128, is_paired=is_paired), 16, values)
+    for per_bit, is_paired, values, expected in (
+        (1, False, None, single),
+        (2, True, None, paired),
+        (2, False, None, adjacent),
+        (1, False, VALUE_TYPES["int8"], coded),
+    ):
+        _, data = pack_pieces(matrix, HALF, PieceShape(1, 128, per_bit, is_paired), 16, values)
         assert data.nbytes / (128 * 1024) == pytest.approx(expected, abs=0.015)
 
 
@@ -187,7 +197,7 @@ def test_plans_fit(dtype: str, n: int, m: int, k: int) -> None:
     problem = plain(pruned(m, k, 0.5, seed=7), n, DTYPES[dtype])
     found = plans(problem)
     assert found and len(set(found)) == len(found)
-    assert all(fits(plan, problem, piece_bytes(counts(problem.matrix), plan.shape)) for plan in found)
+    assert all(fits(plan, problem, piece_bytes(counts(problem.matrix, plan.per_bit), plan.shape)) for plan in found)
     micros = forecast(problem, found)
     assert micros.shape == (len(found),) and (micros > 0).all() and np.isfinite(micros).all()
 

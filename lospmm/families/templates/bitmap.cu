@@ -235,7 +235,7 @@ LOSPMM_KERNEL(ENTRY) {
 #pragma unroll
         for (int of = 0; of < TILES; ++of) {
           unsigned fragment[4];
-          fragment_of(fragment, places + (unit + of) * 16 + step * 4);
+          fragment_of(fragment, places + ((unit + of) * 4 + step) * STEP_WORDS);
 #pragma unroll
           for (int chunk = 0; chunk < CHUNKS; ++chunk) lospmm_mma(sums[of][chunk], fragment, right[step].of[chunk]);
         }

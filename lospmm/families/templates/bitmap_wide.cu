@@ -206,7 +206,7 @@ LOSPMM_KERNEL(ENTRY) {
 #pragma unroll
       for (int of = 0; of < PER_PIECE; ++of) {
 #pragma unroll
-        for (int step = 0; step < STEPS; ++step) fragment_of(weights[of][step], places + of * 16 + step * 4);
+        for (int step = 0; step < STEPS; ++step) fragment_of(weights[of][step], places + (of * 4 + step) * STEP_WORDS);
         lospmm_bulk_wait(full + stage, parity);
         const LospmmColumns columns = lospmm_columns(ring + stage * STAGE);
         lospmm_wgmma_begin();

@@ -98,42 +98,47 @@ LOSPMM_INLINE unsigned lospmm_sum_until(unsigned value) {
   return value;
 }
 
-// Four words from the bits that say which are not ``zero``: bit i of ``bits`` is that of word i, and those whose bit is set lie
-// in shared memory from ``address`` on, one after another. Of 32 bits, and of 16: two codes of 8.
-#define LOSPMM_EXPAND(name, type, bytes)                                             \
-  template <unsigned zero>                                                           \
-    LOSPMM_INLINE void name(unsigned (&words)[4], unsigned address, unsigned bits) { \
-    asm volatile(                                                                    \
-        "{\n"                                                                        \
-        ".reg .pred p<4>;\n"                                                         \
-        ".reg .b32 bit<4>, at;\n"                                                    \
-        "and.b32 bit0, %5, 1;\n"                                                     \
-        "and.b32 bit1, %5, 2;\n"                                                     \
-        "and.b32 bit2, %5, 4;\n"                                                     \
-        "and.b32 bit3, %5, 8;\n"                                                     \
-        "setp.ne.u32 p0, bit0, 0;\n"                                                 \
-        "setp.ne.u32 p1, bit1, 0;\n"                                                 \
-        "setp.ne.u32 p2, bit2, 0;\n"                                                 \
-        "setp.ne.u32 p3, bit3, 0;\n"                                                 \
-        "mov.b32 at, %4;\n"                                                          \
-        "mov.b32 %0, %6;\n"                                                          \
-        "mov.b32 %1, %6;\n"                                                          \
-        "mov.b32 %2, %6;\n"                                                          \
-        "mov.b32 %3, %6;\n"                                                          \
-        "@p0 ld.shared." type " %0, [at];\n"                                         \
-        "@p0 add.u32 at, at, " bytes ";\n"                                           \
-        "@p1 ld.shared." type " %1, [at];\n"                                         \
-        "@p1 add.u32 at, at, " bytes ";\n"                                           \
-        "@p2 ld.shared." type " %2, [at];\n"                                         \
-        "@p2 add.u32 at, at, " bytes ";\n"                                           \
-        "@p3 ld.shared." type " %3, [at];\n"                                         \
-        "}"                                                                          \
-        : "=&r"(words[0]), "=&r"(words[1]), "=&r"(words[2]), "=&r"(words[3])         \
-        : "r"(address), "r"(bits), "n"(zero)                                         \
-        : "memory");                                                                 \
+// Words from the bits that say which are not ``zero``: bit i of ``bits`` is that of word i, and those whose bit is set lie in
+// shared memory from ``address`` on, one after another, in ``bytes`` each. Four words, and eight.
+#define LOSPMM_TEST(i) "and.b32 bit, bits, 1 << " #i ";\nsetp.ne.u32 p" #i ", bit, 0;\n"
+#define LOSPMM_TAKE(i, type, bytes) "@p" #i " ld.shared." type " %" #i ", [at];\n@p" #i " add.u32 at, at, " bytes ";\n"
+#define LOSPMM_EXPAND_FOUR(name, type, bytes)                                                       \
+  template <unsigned zero>                                                                          \
+  LOSPMM_INLINE void name(unsigned (&words)[4], unsigned address, unsigned bits) {                  \
+    asm volatile(                                                                                   \
+        "{\n.reg .pred p<4>;\n.reg .b32 bit, bits, at;\nmov.b32 at, %4;\nmov.b32 bits, %5;\n"       \
+        LOSPMM_TEST(0) LOSPMM_TEST(1) LOSPMM_TEST(2) LOSPMM_TEST(3)                                 \
+        "mov.b32 %0, %6;\nmov.b32 %1, %6;\nmov.b32 %2, %6;\nmov.b32 %3, %6;\n"                      \
+        LOSPMM_TAKE(0, type, bytes) LOSPMM_TAKE(1, type, bytes)                                     \
+        LOSPMM_TAKE(2, type, bytes) LOSPMM_TAKE(3, type, bytes)                                     \
+        "}"                                                                                         \
+        : "=&r"(words[0]), "=&r"(words[1]), "=&r"(words[2]), "=&r"(words[3])                        \
+        : "r"(address), "r"(bits), "n"(zero)                                                        \
+        : "memory");                                                                                \
   }
-LOSPMM_EXPAND(lospmm_expand, "u32", "4")
-LOSPMM_EXPAND(lospmm_expand_codes, "u16", "2")
+#define LOSPMM_EXPAND_EIGHT(name, type, bytes)                                                      \
+  template <unsigned zero>                                                                          \
+  LOSPMM_INLINE void name(unsigned (&words)[8], unsigned address, unsigned bits) {                  \
+    asm volatile(                                                                                   \
+        "{\n.reg .pred p<8>;\n.reg .b32 bit, bits, at;\nmov.b32 at, %8;\nmov.b32 bits, %9;\n"       \
+        LOSPMM_TEST(0) LOSPMM_TEST(1) LOSPMM_TEST(2) LOSPMM_TEST(3)                                 \
+        LOSPMM_TEST(4) LOSPMM_TEST(5) LOSPMM_TEST(6) LOSPMM_TEST(7)                                 \
+        "mov.b32 %0, %10;\nmov.b32 %1, %10;\nmov.b32 %2, %10;\nmov.b32 %3, %10;\n"                  \
+        "mov.b32 %4, %10;\nmov.b32 %5, %10;\nmov.b32 %6, %10;\nmov.b32 %7, %10;\n"                  \
+        LOSPMM_TAKE(0, type, bytes) LOSPMM_TAKE(1, type, bytes)                                     \
+        LOSPMM_TAKE(2, type, bytes) LOSPMM_TAKE(3, type, bytes)                                     \
+        LOSPMM_TAKE(4, type, bytes) LOSPMM_TAKE(5, type, bytes)                                     \
+        LOSPMM_TAKE(6, type, bytes) LOSPMM_TAKE(7, type, bytes)                                     \
+        "}"                                                                                         \
+        : "=&r"(words[0]), "=&r"(words[1]), "=&r"(words[2]), "=&r"(words[3]),                       \
+          "=&r"(words[4]), "=&r"(words[5]), "=&r"(words[6]), "=&r"(words[7])                        \
+        : "r"(address), "r"(bits), "n"(zero)                                                        \
+        : "memory");                                                                                \
+  }
+LOSPMM_EXPAND_FOUR(lospmm_expand, "u32", "4")
+LOSPMM_EXPAND_FOUR(lospmm_expand_codes, "u16", "2")
+LOSPMM_EXPAND_EIGHT(lospmm_expand_eight, "u16", "2")
+LOSPMM_EXPAND_EIGHT(lospmm_expand_eight_codes, "u8", "1")
 
 // Two codes of 8 bits as halves: of numbers 128 above what they stand for, which are put below 1024 in the fraction of a half,
 // and of E4M3 (from sm_89 on).
