@@ -128,7 +128,7 @@ def decode_bound() -> str:
             constant, per_byte = np.linalg.lstsq(terms, np.ones(len(own)))[0]
             errors.append(float(abs(terms @ (constant, per_byte) - 1).max()))
             excess = mean([read / least_bytes(one) for one, read in zip(own, bytes_read, strict=True)])
-            cells.append(f"{constant:.1f} us, {1e-6 / per_byte:.2f} TB/s, {excess:.2f}" if len(own) > 3 else "-")
+            cells.append(f"{constant:.1f}, {1e-6 / per_byte:.2f}, {excess:.2f}" if len(own) > 3 else "-")
         lines.append((f"{n:,}", *cells))
     heads = ("N", *(f"{zeros:.0%} zeros" for zeros in sparsities(found)))
     return f"{table(heads, lines)}\nLargest error of a time: {max(errors):.0%}.\n"
