@@ -64,7 +64,8 @@ def steps() -> str:
     called = (
         speedup(find(lines, DECODER, STEPS["low"], tokens)) for tokens in sorted({line["batch"] for line in lines})
     )
-    eager = f"Called from Python, low has {', '.join(f'{gain.times:.2f}x' for gain in called if gain is not None)}."
+    times = ", ".join(f"{gain.times:.2f}x" for gain in called if gain is not None)
+    eager = f"One layer with low, called from Python: {times}."
     return (
         f"{_where(lines)}\n\n{table(('tokens', *STEPS), found, right=3)}\n{textwrap.fill(_several(), 120)}\n\n{eager}\n"
     )
@@ -76,13 +77,13 @@ def _several() -> str:
     own = [line for line in lines if "tuning_seconds" in line]
     gains = (speedup(find(lines, line["case"], line["variant"], line["batch"]), "graph") for line in own)
     times = ", ".join(f"{gain.times:.2f}x" for gain in gains if gain is not None)
-    one, count = own[0], own[0]["case"].removeprefix(f"{DECODER}, ")
+    one, count = own[0], own[0]["case"].removeprefix(f"{DECODER}, ").partition(" ")[0]
     saved, kept = (bytes / 2**20 for bytes in (one["saved_bytes"], one["weight_bytes"] + one["kernel_bytes"]))
     seconds = {what: f"{one[f'{what}_seconds']:.1f} s" for what in ("tuning", "save", "load")}
     return (
-        f"With low, {count} ({one['loaded']} products, commit `{one['commit']}`) are tuned in {seconds['tuning']} on "
-        f"{one['machine']['cores']} cores, saved in {seconds['save']} ({saved:.0f} MiB) and loaded in "
-        f"{seconds['load']}. They hold {kept:.0f} MiB; speedups: {times}."
+        f"{count} such layers with low ({one['loaded']} products, commit `{one['commit']}`) are tuned in "
+        f"{seconds['tuning']} on {one['machine']['cores']} cores, saved in {seconds['save']} ({saved:.0f} MiB) and "
+        f"loaded in {seconds['load']}. They hold {kept:.0f} MiB; speedups by tokens, as above: {times}."
     )
 
 
