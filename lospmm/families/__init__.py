@@ -26,7 +26,7 @@ class Family:
 
     refusal   returns why there is no kernel for a product (no family has convolutions), in a few words, or None
     plans     returns the plans to try: frozen dataclasses whose fields are the axes of the space; all can be built
-    forecast  returns microseconds of each plan, (plans,), from what limits it; their order is what matters
+    forecast  returns the predicted microseconds of each plan, (plans,); their order is what matters
     pack      returns the kernel of a plan; raises Unsupported for limits that ``plans`` could not know
     shared    returns the slow packing step that a plan shares with others, or None: processes run it together before
               ``pack``, which finds its result
@@ -53,12 +53,12 @@ _ROWS = (
     Family(tensor_core.refusal, tensor_core.plans, tensor_core.forecast, tensor_core.pack_plan, tensor_core.shared),
 )
 
-#: By name.
+#: The families by name.
 FAMILIES: Mapping[str, Family] = MappingProxyType(dict(zip(TEMPLATE_FAMILIES, _ROWS, strict=True)))
 
 _ONE_COPY_ROWS = (Family(bitmap.one_copy_refusal, bitmap.one_copy_plans, bitmap.forecast, bitmap.pack_plan),)
 
-#: Families restricted to plans that read A alike at every N, so that the kernels of a layer share one copy of it.
+#: Families restricted to plans that read one layout of A for every N, so that the kernels of a layer share one copy.
 ONE_COPY: Mapping[str, Family] = MappingProxyType(dict(zip(ONE_COPY_FAMILIES, _ONE_COPY_ROWS, strict=True)))
 
 

@@ -18,8 +18,8 @@ from lospmm.families.fours import FourColumns, choose_fours
 from lospmm.matrix.csr import SparseMatrix
 from lospmm.problem.problem import ceil_div
 
-#: The stored result for some blocks, and a function that has processes make such parts together, given kind, keys and
-#: maker (``lospmm.store.made_together``).
+#: The stored result for some blocks; and a function that returns such results for some keys, made by several processes
+#: (``lospmm.store.made_together``: kind, keys, and the maker of one).
 Files = Mapping[str, bytes]
 Together = Callable[[str, Sequence[str], Callable[[int], Files]], Sequence[Files]]
 
@@ -29,10 +29,10 @@ Shared = Callable[[Together], object]
 #: The kind of entry in the store, and its file.
 FOURS, _FILE = "fours", "fours.npz"
 
-#: Columns of blocks that one process chooses at a time: some tenths of a second. Smaller choices are not stored.
+#: Block rows times columns that one process orders at a time, in some tenths of a second. Less is not stored.
 PART_COLUMNS = 8192
 
-#: Matrices and heights of blocks whose fours a process remembers.
+#: The most results, each of a matrix and a block height, that a process keeps in memory.
 _REMEMBERED = 3
 
 _found: dict[tuple[SparseMatrix, int, int], list[FourColumns]] = {}
@@ -78,7 +78,7 @@ def _in_parts(matrix: SparseMatrix, firsts: range, rows: int, multiple: int, tog
 
 
 def _key(matrix: SparseMatrix, firsts: range, rows: int, multiple: int) -> str:
-    """Return a choice's key in the store, of the places of the nonzeros, parameters and source code."""
+    """Return a choice's key in the store: a digest of the nonzeros' places, the parameters and the source code."""
     last = min(firsts[-1] + rows, matrix.m)
     offsets = matrix.indptr[firsts[0] : last + 1]
     digest = hashlib.sha256(Path(fours.__file__).read_bytes() + Path(__file__).read_bytes())

@@ -1,7 +1,7 @@
 """Part of bitmap for more than 64 columns of B: A's bits made fragments of sm_90a's warpgroup products.
 
-A is kept in pieces, as the kernels with few columns of B keep it, in 0.4 to 0.8 of the dense A's bytes at 80 to 50 %
-zeros. Zeros are multiplied: it is about as fast as the dense product.
+A is stored in the pieces of the kernels for few columns of B, in 0.4 to 0.8 of the dense A's bytes at 80 to 50 % zeros.
+Zeros are multiplied, so it is about as fast as the dense product.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ from lospmm.problem.values import pair_bytes
 GROUPS = (1, 2)
 COLS = (64, 128, 192, 256)
 
-#: Blocks that share rows and columns of C, each with its part of the pieces.
+#: Blocks that share a tile of C, each with some of the pieces.
 CLUSTERS = (1, 2, 4, 8)
 
 #: The one shape of a piece that it reads: a warp has 16 rows.
@@ -43,22 +43,22 @@ CHUNK = 64
 
 _BARRIER_BYTES = 8
 
-#: Stages of the ring, and pieces of A of a warp in shared memory.
+#: The fewest and the most stages of the ring; and pieces of A of a warp in shared memory.
 _LEAST_STAGES, _MOST_STAGES, _SLOTS = 3, 8, 2
 
-#: Bytes of a map of B, and SMs that a GPU may have.
+#: Bytes of B's tensor map, of which each SM has its own; and the most SMs of a GPU.
 _MAP_BYTES, _MOST_SMS = 128, 256
 
-#: Bytes of a warp for the places of a piece's values.
+#: Bytes in which a warp keeps the places of a piece's values.
 _PLACE_BYTES = 8 * SHAPE.words
 
-#: Registers of a thread that copies.
+#: Registers of a copying thread.
 _FEEDING_REGISTERS = 40
 
-#: Cycles of an SM for a chunk: a column of B times 64 rows of A; to make fragments, at least, and for 64 rows of which
-#: each pair of elements has a nonzero. Bytes from the L2 cache in a cycle, elements of C stored, and sums that a block
-#: of a cluster sends to the others. Fitted to 112 timings of seven problems on an H200, then for fragments and sums to
-#: ten on an H100: what is predicted to be the fastest is, of each.
+#: Cycles of an SM for a chunk: to multiply a column of B with 64 rows of A; to make fragments, at least; and to make
+#: those of 64 rows if every pair of elements has a nonzero. Per cycle: bytes from the L2 cache, elements of C stored,
+#: and sums that a block of a cluster sends. Fitted to 112 timings of seven problems on an H200, then for fragments and
+#: sums to ten on an H100. In each, the plan predicted fastest was the fastest.
 PRODUCT_CYCLES, FRAGMENT_CYCLES, CYCLES_PER_PAIR = 2.08, 825.0, 140.0
 COPIED_PER_CYCLE, STORED_PER_CYCLE, EXCHANGED_PER_CYCLE = 44.7, 1.35, 3.1
 START_MICROS = 2.2

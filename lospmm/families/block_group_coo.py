@@ -42,7 +42,7 @@ OTHER_REGISTERS = 56
 #: The first GPUs whose tensor cores take TF32 and bfloat16 (CUDA C++ Programming Guide, compute capability 8.0).
 LEAST_ARCH = 80
 
-#: Operations of a cycle and SM through mma.sync; float32 takes three for one. Half of what wgmma reaches on an H200.
+#: Operations per cycle and SM with mma.sync, half of what wgmma reaches on an H200; one of float32 takes three.
 TENSOR_FLOPS = {2: 2048.0, 4: 1024.0}
 
 _GROUPS_OF_LANES = 8

@@ -23,6 +23,6 @@ def scales_of(problem: Problem) -> NDArray[np.float32] | None:
 
 
 def settings_of(values: ValueType | None) -> dict[str, int | str]:
-    """Return the settings of templates that read such values: bytes of two, whether they are int8, and have scales."""
+    """Return a template's settings: the bytes of two values, whether they are int8, and whether rows have scales."""
     names = {"INT8": int(values is not None and values.name == "int8"), "SCALED": int(values is not None)}
     return {"PAIR_BYTES": pair_bytes(values), **names}

@@ -18,14 +18,16 @@ from numpy.typing import NDArray
 
 from lospmm.matrix.csr import SparseMatrix
 
-#: Candidates for the next place of a four: so many of the columns with most nonzeros, and with fewest.
+#: Candidates for the next place of a four: this many columns with the most nonzeros, and this many with the fewest.
 CANDIDATES = 512
 
-#: Cost of a candidate for the second place: of each row shared with the first; minus a reward for each nonzero.
+#: A candidate for the second place costs SHARED for each row that it shares with the first, less OF_SECOND for each of
+#: its nonzeros.
 SHARED, OF_SECOND = 10, 3
 
-#: Costs for the other places: of any row with three, of each such row; minus a reward for each nonzero. (These values
-#: gave the fewest places on random matrices of 64 to 192 rows, 10 to 50 % nonzero.)
+#: A candidate for the other places costs ANY_CROWDED if any row then has three of the four, and CROWDED for each such
+#: row, less OF_OTHERS for each of its nonzeros. These values gave the fewest places on random matrices of 64 to 192
+#: rows, 10 to 50 % nonzero.
 ANY_CROWDED, CROWDED, OF_OTHERS = 200, 10, 4
 
 #: The most fours beyond a multiple that ``_once_each`` tries to save; and how many swaps it tries.
@@ -33,12 +35,12 @@ FEW, CHANGES = 4, 100
 
 _WORD = 64
 
-#: The costs of a candidate before its reward, by the rows that it shares with the first, or that it crowds.
+#: The costs before nonzeros are deducted, by the number of rows that a candidate shares with the first, or crowds.
 _ROWS = np.arange(256, dtype=np.int16)
 _COSTS_OF_SECOND = SHARED * _ROWS
 _COSTS_OF_OTHERS = ANY_CROWDED * (_ROWS > 0) + CROWDED * _ROWS
 
-#: The places of two weights of a four, and whether it has them, by a bit for each of its four places.
+#: For a row of a four, by a bit for each place that it uses: the places of two weights, and whether they are used.
 _PLACES_OF = np.array(
     [sorted(sorted(range(4), key=lambda place: ~bits >> place & 1)[:2]) for bits in range(16)], np.uint8
 )
@@ -55,7 +57,7 @@ class FourColumns(NamedTuple):
 class Fours(NamedTuple):
     """Fours with their weights: columns, and for each row two weights a four and their places."""
 
-    columns: NDArray[np.int32]  # (4 x fours,): of A; any column if nothing is taken of it
+    columns: NDArray[np.int32]  # (4 x fours,): of A; any column where the place is unused
     weights: NDArray[np.float32]  # (rows, fours, 2)
     places: NDArray[np.uint8]  # (rows, fours, 2): which of four, the first before the second
 

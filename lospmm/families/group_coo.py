@@ -29,10 +29,10 @@ MAX_PADDING = 2.0
 #: Columns of a block.
 WIDTHS = (32, 64, 128, 256)
 
-#: Elements of B that a thread has under way, counted in loads.
+#: Loads of B that a thread has in flight.
 DEPTH = 8
 
-#: Empty rows that a team fills.
+#: Empty rows of C that a team writes.
 EMPTY_ROWS = 8
 
 #: Groups, and entries, are counted in 32 bits.
@@ -104,12 +104,13 @@ def forecast(problem: Problem, plans: Sequence[GroupCooPlan]) -> NDArray[np.floa
     return np.array([_micros(problem, plan, counts[plan.group]) for plan in plans])
 
 
-#: Bytes that an SM reads from its L1 cache in a cycle, and what of it a block's rows of B may take to stay there.
+#: Bytes that an SM reads from its L1 cache in a cycle; and the most bytes of a block's rows of B that stay there.
 L1_BYTES_PER_CYCLE_AND_SM = 100.0
 L1_BYTES = 128 << 10
 
-#: Cycles of a block before its first element of B comes and after its last, of a step (columns, then elements), and of
-#: adding what another team has of a row. Fitted by hand to 132 kernels on an H200 (``benchmarks.einsum``).
+#: Cycles of a block before its first element of B arrives and after its last; of a step, which loads columns and then
+#: elements; and of adding another team's sum of the same row. Fitted by hand to 132 kernels on an H200
+#: (``benchmarks.einsum``).
 BLOCK_CYCLES = 1500.0
 STEP_CYCLES = 600.0
 PART_CYCLES = 60.0
@@ -119,7 +120,7 @@ REGISTERS = 80
 
 
 def _micros(problem: Problem, plan: GroupCooPlan, counts: Ints) -> float:
-    """Predict microseconds as the root of squares of traffic, L1 and latency: none hides the others fully."""
+    """Predict microseconds: the root of the sum of the squares of traffic, L1 and latency, as none hides the others."""
     matrix, size, device = problem.matrix, problem.dtype.element_bytes, problem.device
     groups, longest = int(counts.sum()), int(counts.max(initial=0))
     entries = groups * plan.group

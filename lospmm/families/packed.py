@@ -103,9 +103,10 @@ def joined_source(kernels: Sequence[tuple[str, str, int]]) -> str:
 
 
 def tokens_first(entry: str, source: str) -> tuple[str, str] | None:
-    """Return entry and source of the same kernel that writes C (n, m), or None for a template that cannot.
+    """Return entry and source of the variant that writes C as (n, m), or None for a template without one.
 
-    Its name ends with READS_TOKENS if it reads B (n, k). A template that can has a macro that is 0.
+    The entry ends with READS_TOKENS if the variant also reads B as (n, k). A template with a variant defines a macro as
+    0, which selects it as 1.
     """
     for macro, ending in (("TOKENS", READS_TOKENS), ("C_TOKENS", WRITES_TOKENS)):
         if f"#define {macro} 0\n" in source:

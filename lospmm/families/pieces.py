@@ -1,9 +1,9 @@
 """A as bits and values: the format that kernels with few columns of B and with many of them read (``bitmap``).
 
-A piece has ``tiles`` x 16 rows and ``depth`` columns. An element takes a bit, and a nonzero its value: with 16-bit
-values 1.125 bytes an element at 50 % zeros, where the dense A and csr take 2. Or two adjacent elements take a bit, and
-two values if one is not 0, which is easier to read: with columns permuted so that nonzeros pair up 1.41 bytes. Values
-may be codes of 8 bits (``problem.values``). docs/decisions/0024 explains the layout.
+A piece has ``tiles`` x 16 rows and ``depth`` columns. Each element takes a bit, and a nonzero its value: with 16-bit
+values 1.13 bytes an element at 50 % zeros, where csr and the dense A take 2. Or two adjacent elements take a bit, and two
+values if either is not 0, which takes fewer instructions to read: 1.56 bytes, or 1.41 with columns permuted so that
+nonzeros pair up. Values may be codes of 8 bits (``problem.values``). docs/decisions/0024 explains the layout.
 """
 
 from collections.abc import Iterator
@@ -19,23 +19,23 @@ from lospmm.problem.dtype import Dtype
 from lospmm.problem.problem import ceil_div
 from lospmm.problem.values import ValueType, pair_bytes
 
-#: Rows of the long side of a product; columns of A that a warp multiplies before it looks on; and of a product.
+#: Rows of A of a tensor core product; columns of A between two reads of bits; and columns of A of a product.
 TILE_ROWS, UNIT, STEP = 16, 64, 16
 
-#: Rows of B of 16 bytes that lie in different banks.
+#: Rows of B, 16 bytes each, that lie in different banks.
 BANKS = 8
 
 #: Cells that are packed at a time, which bounds the memory.
 CELLS_AT_ONCE = 2**24
 
-#: Groups of rows, and pieces of each, whose pairs tell those of A.
+#: Groups of rows, and pieces of each, from which the pairs of all of A are estimated.
 SAMPLED_GROUPS, SAMPLED_PIECES = 4, 64
 
-#: A piece's place in shared memory is a multiple of so many bytes, so that few templates are compiled.
+#: The room for a piece in shared memory is a multiple of this, so that few templates are compiled.
 PIECE_UNIT_BYTES = 256
 
-#: Of the copy of A that kernels of every N read: pieces of a row of tiles at known places, at least and at most; and a
-#: multiple of the rows of any block, to which it is padded.
+#: Of the layout for every N: the fewest and the most pieces of a row of tiles at known places; and the multiple that
+#: rows are padded to, which suits the blocks of all kernels.
 LEAST_FIRSTS, MOST_FIRSTS, SHARED_ROWS = 4, 8, 128
 
 

@@ -23,13 +23,13 @@ MAX_NARROW_COLUMNS = 1 << 16
 
 REGISTERS = 128
 
-#: Warps of a block, entries that a thread reads at once, with their rows of B in flight together, and those of a team.
+#: Warps of a block; entries that a thread reads at once, whose rows of B are in flight together; entries of a team.
 CSR_WARPS, HYB_WARPS = (4, 8), (4, 16)
 GROUPS = (2, 4, 8)
 WORK = (4, 8, 16, 64)
 
-#: Cycles of a warp that walks a list: before its first group of entries; for a group and for each entry of it, while
-#: others wait too, and where few do; and to add up what several teams have. Fitted to hyb and csr on an H200.
+#: Cycles of a warp that reads its entries: before the first group; for a group and for each entry of it, on a busy SM
+#: and on one with few warps ("lone"); and to add up the sums of several teams. Fitted to hyb and csr on an H200.
 WALK_CYCLES = 2200.0
 GROUP_CYCLES, ENTRY_CYCLES = 900.0, 100.0
 LONE_GROUP_CYCLES, LONE_ENTRY_CYCLES = 500.0, 50.0
@@ -38,7 +38,7 @@ ADD_CYCLES = 600.0
 #: Share of the shorter times that is not hidden behind the longest.
 NOT_HIDDEN = 0.2
 
-#: Registers of a thread beside those of the entries on their way, and of the rows of B that they name.
+#: Registers of a thread beside those of the entries in flight and of their rows of B.
 WALK_REGISTERS = 40
 
 #: Bytes that the L2 cache delivers at a time.

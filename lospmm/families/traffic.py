@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from lospmm.problem.problem import Problem
 
-#: Microseconds that a launch takes, however little it does.
+#: Microseconds that any launch takes.
 LAUNCH_MICROS = 2.5
 
 #: Bytes a cycle and SM that gathers of B's rows reach from L2: measured some 64 of 128 on an H200.
@@ -13,7 +13,7 @@ L2_BYTES_PER_CYCLE_AND_SM = 40.0
 #: Instructions of single threads that an SM issues in a cycle.
 INSTRUCTIONS_PER_CYCLE_AND_SM = 128.0
 
-#: Threads of an SM with which it is busy.
+#: Threads that keep an SM busy.
 BUSY_THREADS_PER_SM = 512
 
 

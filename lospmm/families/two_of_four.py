@@ -1,8 +1,8 @@
 """Part of tensor_core for 16-bit types: A on sm_90a's sparse tensor cores (2:4).
 
-A matrix pruned without a pattern has this one nearly for free: columns may stand in any order, since rows of B are
-copied in that order, and up to some 80 % zeros there nearly always are fours of which no row of a block has more than
-two (``fours``, docs/decisions/0033). The tensor cores then do half of the work of the dense matrix.
+A matrix pruned without a pattern can be brought into this one: columns may stand in any order, since rows of B are
+copied in that order, and from some 80 % zeros on nearly all columns go into fours of which no row of a block has more
+than two (``fours``, docs/decisions/0033). The tensor cores then do half of the work of the dense matrix.
 """
 
 import math
@@ -30,33 +30,33 @@ from lospmm.problem.problem import Problem, ceil_div
 GROUPS = (1, 2, 3)
 COLS = (64, 128, 192, 256)
 
-#: Blocks that an SM holds, by their shared memory and their registers.
+#: Blocks that an SM has at a time.
 BLOCKS = (1, 2)
 
-#: Blocks that share rows and columns of C, each with its part of the chunks, where all run at a time.
+#: Blocks that share a tile of C, each with some of the chunks; only where all blocks of the grid run at a time.
 CLUSTERS = (1, 2, 4, 8)
 
-#: Cells of A that are ordered, in 9/8 bytes each.
+#: The most elements of A, zeros included, that are ordered; each takes 9/8 bytes.
 MAX_CELLS = 2**28
 
 #: The fewest columns of C, of which each block has 64 or more.
 LEAST_COLUMNS = 24
 
-#: Places of columns that one chunk has.
+#: Places for columns in a chunk.
 DEPTH = 64
 
 _BARRIER_BYTES = 8
 
-#: Warps that copy, each a chunk of its own; there must be as many stages.
+#: Warps that copy, each a chunk of its own, and so the fewest stages; and the most stages.
 _FEEDERS, _MOST_STAGES = 4, 12
 
-#: Registers of a thread that copies; and of another one beside its sums (measured with ptxas 13.0).
+#: Registers of a copying thread; and of a multiplying one beside its sums (measured with ptxas 13.0).
 _FEEDING_REGISTERS, _OTHER_REGISTERS = 56, 46
 
-#: Weights of a warpgroup's chunk: 9 words of a thread.
+#: Bytes of a warpgroup's weights in a chunk: 9 words a thread.
 _WEIGHT_BYTES = WARPGROUP * 4 * 9
 
-#: Places for each column of a block by its rows and the share of nonzeros (``choose_fours`` of random matrices).
+#: Mean places of a column, by the rows of a block and by the share of nonzeros (``choose_fours``, random matrices).
 _SHARES = (0.2, 0.3, 0.4, 0.5, 1.0)
 _PLACES = {64: (1.0, 1.01, 1.15, 1.26, 2.0), 128: (1.0, 1.1, 1.19, 1.34, 2.0), 192: (1.0, 1.14, 1.31, 1.35, 2.0)}
 
@@ -66,7 +66,7 @@ class TwoOfFourRates(NamedTuple):
 
     copied_bytes_per_cycle: float  # from the L2 cache
     stored_per_cycle: float  # elements of C
-    chunk_cycles: float  # the least of a block's chunk
+    chunk_cycles: float  # of a block's chunk, at least
     block_cycles: float  # before its first chunk and after its last element of C
     launch_micros: float
     exchanged_per_cycle: float  # sums that a block of a cluster writes for the others

@@ -25,19 +25,19 @@ from lospmm.problem.problem import Problem, ceil_div
 ROWS = (64, 96, 128, 192, 256)
 GROUPS = (1, 2, 3)
 
-#: From this share of non-empty columns on, all rows of B are read in order, which is faster than by a list.
+#: If a larger share of A's columns is not empty, all rows of B are read in order, which is faster than by a list.
 WORTH_LISTING = 0.75
 
-#: Nonzeros per column that are examined before all of them.
+#: Nonzeros per column that are looked at first: if they fill enough columns, the others need not be.
 COLUMNS_SEEN = 8
 
-#: Blocks that an SM holds, by their shared memory and their registers.
+#: Blocks that an SM has at a time.
 BLOCKS = (1, 2)
 
 #: The fewest stages of the ring that keep copies in flight, and the most that reduce waits.
 LEAST_STAGES, MOST_STAGES = 2, 8
 
-#: The most cells of A that are written out, in 4 bytes each.
+#: The most elements of A, zeros included, 4 bytes each.
 MAX_CELLS = 2**24
 
 #: The one architecture that has such instructions.
@@ -48,11 +48,11 @@ _COLUMNS, _WARPGROUP, _BARRIER_BYTES, _PADDING, _WEIGHT_BYTES = 64, 128, 8, 8, 4
 #: Registers of a thread beside sums and factors (measured with ptxas 13.0).
 _OTHER_REGISTERS = 30
 
-#: Of them, those that also hold sums of two products that take turns.
+#: Registers of those that can also hold sums, if two products take turns.
 _SHARED_REGISTERS = 18
 
-#: Of float32: a row's largest weight is made to have this exponent; float16 end at 2^16. Two of them leave up to 2^-25
-#: of a number: of a weight, and of B, whose largest are made to have a smaller one (LARGEST of the template).
+#: For float32: a row's largest weight is scaled to this exponent (float16 ends at 2^16), elements of B to a smaller one
+#: (LARGEST of the template). Two float16 leave a rest of up to 2^-25 before scaling back: the floors of A and of B.
 _LARGEST_EXPONENT = 14
 _FLOORS = (2.0**-39, 2.0**-35)
 
@@ -66,23 +66,23 @@ class OperandKind(NamedTuple):
 
     template: str
     copiers: int  # threads that do nothing else
-    depths: tuple[int, ...]  # columns of A at a time, a chunk
+    depths: tuple[int, ...]  # columns of A of a chunk, which is copied at once
     step: int  # columns of A of one product of the tensor cores
-    order: tuple[int, ...]  # which of them stands where
+    order: tuple[int, ...]  # of these columns
     products: int  # for each pair of numbers
-    at_once: tuple[int, ...]  # rows of A that one may have
+    at_once: tuple[int, ...]  # rows of A of one product
     behind: int  # chunks that a warpgroup may be ahead of another
     multiplying_share: float  # of the tensor cores' rate
     copied_bytes_per_cycle: float  # from the L2 cache
     stored_per_cycle: float  # elements of C
     chunk_cycles: float  # of a block, from one chunk to the next
     block_cycles: float  # before its first and after its last
-    own_cycles: tuple[float, float] = (0.0, 0.0)  # of a chunk and of each column, that pass in each warpgroup
-    way_cycles: float = 0.0  # of a copy
+    own_cycles: tuple[float, float] = (0.0, 0.0)  # of a warpgroup, for a chunk and for each of its columns
+    way_cycles: float = 0.0  # latency of a copy
     floors: tuple[float, float] = (0.0, 0.0)  # of A and of B (``accuracy.Accuracy``)
 
 
-#: By type. A thread has two neighbouring columns of B, and of every step the rows that are its number modulo 4.
+#: By type. Thread t has two neighbouring columns of B, and those rows of each step that equal t modulo 4.
 KINDS: Mapping[str, OperandKind] = MappingProxyType(
     {
         "tf32": OperandKind(

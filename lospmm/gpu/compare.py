@@ -35,11 +35,8 @@ class Roofline(NamedTuple):
 def bound(problem: Problem) -> Roofline:
     """Return the larger of 2 nnz n / peak rate and s n (k + m) / bandwidth; s: bytes of an element.
 
-    B is read once and C is written once. The rate is that of the type: of tensor cores where the GPU has some that take
-    it.
-
-    Of a convolution the input is read once, and of a residual all of it.
-    A is in neither: its weights come with the code. A warm B may be read faster than from memory.
+    B, or a convolution's input, and any residual are read once, and C is written once. The rate is that of tensor cores
+    if the GPU has some for the type. The bytes of A do not count. A B in the L2 cache may be read faster.
     """
     matrix, device = problem.matrix, problem.device
     arithmetic = 2 * matrix.nnz * problem.n / peak_flops(device, problem.dtype) * 1e6
@@ -128,16 +125,13 @@ def compare(
 ) -> Comparison:
     """Time the kernel before, among and after the baselines of these names, in the worker of ``bench``.
 
-    ``effort`` is that of each of its times and of the libraries'. What is ``known``, by name, is not timed again. Of
-    the names, those count that take the type of the problem. ``is_searched`` says whether to time a
-    library's other algorithms too.
+    ``effort`` is that of every timing. Baselines that are ``known``, by name, are not timed again; those that do not
+    take the problem's type are left out. ``is_searched``: time a library's other algorithms too. No baseline takes a
+    convolution, and none computes an epilogue.
 
-    Each of its three times is that of a module loaded anew, with others before it: what ran before is part of the
-    noise. The median is the kernel's time, and how far they are apart shows what else changed, the clocks above all. A
-    baseline that fails is one without a time. Raises GpuFault and VerificationFailed for the kernel itself,
-    ToolchainFault and CancelledError as ``Bench.measure`` does.
-
-    No baseline takes a convolution; of an epilogue none adds what the kernel adds.
+    The kernel is loaded anew for each of its three timings, as its time depends on what ran before. Their median is its
+    time; their range is the noise, which also shows a change of clocks. A baseline that fails has no time. Raises
+    GpuFault and VerificationFailed for the kernel itself, ToolchainFault and CancelledError as ``Bench.measure`` does.
     """
     taken = () if bench.problem.convolution is not None else baselines_of(bench.problem.dtype, bench.problem.values)
     names = [name for name in names if name in taken]

@@ -4,8 +4,8 @@ A kernel runs on a C full of NaN and is compared with float64, computed on the G
 (``gate.cu``), or from a convolution's input. The largest error of an element is the ``Tolerance`` of its type
 (``lospmm/problem/accuracy.py``); errors are relative to |A| |B|, the terms of the epilogue included.
 
-Kernels of one problem differ in how they move B and C, and most add up the same products in the same order: a C that
-is bit for bit one that passed needs no other check, which takes a third of a brief timing.
+Most kernels of one problem add up the same products in the same order. So a C that equals one that passed, bit by bit,
+is not compared with float64 again, which takes a third of a brief timing.
 """
 
 import math
@@ -104,7 +104,7 @@ def run_and_check(
 def _passed_before(driver: Driver, gate: Gate, operands: DeviceOperands, problem: Prepare, copy: int) -> Passed | None:
     """Return the result that this C equals, bit for bit, or None.
 
-    A library's product has its own results: it has no epilogue.
+    Libraries add no epilogue, so their results count for another ``problem``.
     """
     for one in gate.passed:
         if one.problem is problem and not count_different(driver, gate, operands, operands.c[copy], one.address):

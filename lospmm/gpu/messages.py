@@ -22,11 +22,11 @@ from lospmm.problem.dtype import FLOAT32, Dtype
 from lospmm.problem.epilogue import PLAIN, Epilogue
 from lospmm.problem.launch import Launch
 
-#: What comes from memory at every launch: B ("cold"), A and B ("streamed", as in a model of many layers), neither of
-#: what fits the L2 cache ("warm"), or all but B, the code too ("network": B was just written, behind other layers).
+#: What comes from memory at every launch: B ("cold"); A and B ("streamed", as in a model of many layers); only what the
+#: L2 cache has no room for ("warm"); or all but B, code included ("network": other layers ran, the last one wrote B).
 CacheState = Literal["cold", "warm", "streamed", "network"]
 
-#: The same by name.
+#: The cache states by name.
 CACHE_STATES: Mapping[str, CacheState] = MappingProxyType({state: state for state in get_args(CacheState)})
 
 
@@ -68,7 +68,7 @@ class Ready:
 class Measure:
     """Check and time one kernel, whose arguments are B, C and the residual, if any.
 
-    A cubin of megabytes is better left in a file, which this process and the worker's see alike.
+    A large cubin stays in a file, which both processes can read.
     """
 
     cubin: bytes | Path

@@ -27,18 +27,18 @@ REPLAY_MICROS = 500_000.0
 WARM_REPLAYS = 3
 WARM_MICROS = 20_000.0
 
-#: The most copies. What is smaller than a four thousandth of the L2 cache is not worth so long a graph.
+#: The most copies of B and C: with more, which only the smallest need, the graph gets too long.
 MAX_COPIES = 4096
 
-#: Copies that take turns where more would be needed to exceed the cache, which is flushed before each replay instead: a
-#: kernel of one column of B then takes a tenth of the time to time.
+#: If more copies than this were needed to exceed the cache, this many take turns, and the cache is flushed before each
+#: replay: timing a kernel of one column of B then takes a tenth as long.
 FLUSHED_COPIES = 128
 
-#: Copies that take turns behind other work, which leaves nothing of any in the cache: a divisor of launches.
+#: Copies that take turns behind other work, which evicts them all; it divides the launches of a replay.
 COPIES_BEHIND = 4
 
-#: The time of a replay varies by some microseconds, of a longer one by a smaller share. Behind other work it holds more
-#: launches than the effort says where those take less than so long in all, up to so many times as many.
+#: The time of a replay varies by some microseconds, which matter less the longer it is. So behind other work a replay
+#: whose launches take less than BEHIND_MICROS in all gets more of them, up to MOST_TIMES as many.
 BEHIND_MICROS = 150.0
 MOST_TIMES = 4
 
@@ -58,8 +58,8 @@ class Effort(NamedTuple):
 
 FULL = Effort()
 
-#: For one kernel right after another, when the clocks are up: a tenth of the time, with two to three times the noise.
-#: Whatever may be chosen in the end is timed again, and checked as well after that.
+#: Effort for candidates, one right after another, when the clocks are up: a tenth of the time, two to three times the
+#: noise. Whatever may be chosen is timed again, and then checked after the timing too.
 BRIEF = Effort(replays=5, warm_micros=1_000.0, launches=8, rechecked=False)
 
 

@@ -50,12 +50,12 @@ def prepare(problem: Prepare, driver: Driver) -> tuple[Workbench, Ready]:
 def measure(bench: Workbench, task: Measure) -> Measurement:
     """Check a kernel, time it and, unless the effort is brief, check it again on another C.
 
-    A race thus has two chances to show; two copies of C that differ afterwards show it, too.
+    A data race thus has two chances to show; a third is the comparison of two copies of C afterwards.
     """
     driver, operands = bench.driver, bench.operands
     image = task.image
     copies = operands.rotated(task.cache, len(image), driver.l2_bytes())
-    # A is in the kernel's code or beside it: as many modules hold as many copies of it.
+    # Each module has its own copy of A, in its code or its data.
     functions = [driver.load(image, task.entry) for _ in range(copies if task.cache == "streamed" else 1)]
 
     def enqueue(copy: int) -> None:

@@ -22,12 +22,12 @@ from lospmm.problem.accuracy import SUM_ROUNDING, off_by
 from lospmm.problem.dtype import DTYPES, Dtype
 from lospmm.problem.values import ValueType
 
-#: TF32 keeps 10 bits of the 23 behind the point of A and of B (PTX ISA, "Alternate floating-point data formats"). Where
-#: the rest is cut off, a product is wrong by at most 2 x 2^-10 of itself; 0.0005 more is left to the sum of them.
+#: TF32 keeps 10 of 23 fraction bits of A and B (PTX ISA, "Alternate floating-point data formats"). If the rest is
+#: truncated, a product is off by at most 2 x 2^-10 of itself; 0.0005 more is for the sum.
 MAX_TF32_ERROR = 2.5e-3
 
-#: On 16-bit elements a library may add up parts of a sum that it has rounded to them, as cuBLAS does where it splits K:
-#: some unit roundoffs, relative to |A| |B|. Kernels are held to less (``lospmm.problem.accuracy``).
+#: In 16-bit types a library may round partial sums to the type, as cuBLAS does where it splits K: some unit roundoffs,
+#: relative to |A| |B|. The limit of kernels is lower (``lospmm.problem.accuracy``).
 MAX_ROUNDOFFS_OF_16_BIT = 4.0
 
 _FLOAT32 = ("float32", "tf32")  # as they lie in memory
@@ -41,8 +41,8 @@ class Baseline:
     title: str  # in a table
     prepare: Callable[[LibraryTask], AbstractContextManager[Variants]]
     dtypes: tuple[str, ...] = _FLOAT32  # of problems that it is a baseline of
-    max_relative_error: float | None = None  # to |A| |B|; None: what the kernels are held to (``lospmm.cpu.verify``)
-    values: str | None = None  # of problems with A held in these 8 bits alone
+    max_relative_error: float | None = None  # to |A| |B|; None: the limit of kernels (``lospmm.cpu.verify``)
+    values: str | None = None  # only of problems with A stored in this 8-bit type
 
     def limit(self, dtype: Dtype) -> float | None:
         """Return the largest error relative to |A| |B|; None: that of the kernels."""
@@ -128,7 +128,7 @@ class BaselineTime:
         return next((timing.micros for timing in timings if timing is not None), None)
 
 
-#: Runs an enqueue on poisoned memory and holds C to a limit; None is that of the kernels. A matrix stands for A.
+#: Runs an enqueue on a C full of NaN and checks it within a limit (None: that of kernels); a matrix replaces A.
 Check = Callable[[Enqueue, float | None, SparseMatrix | None], GateVerdict]
 
 

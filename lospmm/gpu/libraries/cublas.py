@@ -36,14 +36,14 @@ OP_N = 0  # CUBLAS_OP_N
 GEMM_DEFAULT = -1  # CUBLAS_GEMM_DEFAULT: cuBLAS's own heuristics
 DEFAULT_MATH = 0  # CUBLAS_DEFAULT_MATH: nothing is rounded that the compute type does not round
 
-#: cublasComputeType_t. 32F is full fp32 as long as the math mode is the default one; the gate would see it if not. Of
-#: 16-bit elements it multiplies exactly and sums in fp32, but for sums of parts, which it may keep in 16 bits.
+#: cublasComputeType_t. 32F is full fp32 while the math mode is the default; the gate would notice if it were not. It
+#: multiplies 16-bit elements exactly and sums in fp32, except for partial sums, which may be 16-bit.
 COMPUTE_32F = 68
 COMPUTE_32F_FAST_TF32 = 77
 
 _ONE, _ZERO = ctypes.c_float(1.0), ctypes.c_float(0.0)
 
-#: A larger dense A is not compared with: nobody would have multiplied it so.
+#: With a larger dense A there is no comparison: nobody would run that layer dense.
 MAX_DENSE_BYTES = 16 << 30
 
 #: A is written out and sent in pieces of this size in float32, so that the host never holds all of it.
@@ -68,7 +68,7 @@ def open_library() -> Library:
 
 @contextmanager
 def prepare(place: LibraryTask, *, name: str, compute: int = COMPUTE_32F) -> Iterator[Variants]:
-    """Yield the variant ``name`` of the compute type ``compute``, and of a search cuBLASLt's proposals.
+    """Yield the variant ``name`` of the compute type ``compute``, and in a search cuBLASLt's proposals.
 
     Raises LibraryFault, or GpuFault.
     """

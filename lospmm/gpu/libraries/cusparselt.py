@@ -111,7 +111,7 @@ def prepare(place: LibraryTask) -> Iterator[Variants]:
             operands = (ctypes.byref(one), weights[copy % len(weights)], own_b, ctypes.byref(zero), own_c, own_c)
             library.call(name, handle, plan, *operands, workspace, streams, len(streams))
 
-        # Without a workspace, as in NVIDIA's sample: how much there is, the search is not told.
+        # No workspace, as in NVIDIA's sample: the search cannot be told its size.
         multiply("cusparseLtMatmulSearch", None, 0)
         size = ctypes.c_size_t()
         library.call("cusparseLtMatmulGetWorkspace", handle, plan, ctypes.byref(size))

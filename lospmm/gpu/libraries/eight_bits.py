@@ -1,9 +1,9 @@
 """cuBLASLt with a dense A and B of 8 bits: int8 with int32 sums, or E4M3 with float32 sums and a C of 16 bits.
 
-An alternative for users of ``--values``: the codes of A with their zeros. It is another product, as B has 8 bits too,
-so its time is shown beside the kernel's but decides nothing. That favours the library: neither rounding B nor scaling
-C is timed. The gate knows neither its B nor its C: some rows of C are compared with float64 of the codes. As in a
-network ("network" in ``CacheState``) its B comes from memory.
+An alternative for users of ``--values``: the codes of A, zeros included. It is another product, as B has 8 bits too, so
+its time is shown beside the kernel's but decides nothing. The comparison favours the library, since neither rounding B
+nor scaling C is timed. The gate knows neither its B nor its C: some rows of C are compared with float64 of the codes.
+In the cache state "network" its B comes from memory.
 
 FP8 needs A transposed and B not ("TN", cuBLAS documentation, cublasLtMatmul): weights (m, k) and activations (n, k)
 give (n, m), all row-major. A GPU before sm_89 is refused by the library itself.
@@ -37,11 +37,11 @@ from lospmm.gpu.timing import copies_beyond_l2
 from lospmm.problem.accuracy import SMALLEST_NORMAL
 from lospmm.problem.values import VALUE_TYPES, ValueType
 
-#: Rows and columns of A are multiples of it.
+#: Rows and columns of A must be multiples of this.
 MULTIPLE = 16
 
-#: B is also multiplied with columns of zeros, up to a multiple of the first and to no less than the second: for few
-#: columns the library may have no algorithm, or a slow one.
+#: B is also padded with columns of zeros, to a multiple of the first and to no less than the second: for few columns
+#: the library may have no algorithm, or a slow one.
 PADDINGS = (16, 32)
 
 #: Rows of A whose products are compared.
@@ -158,7 +158,7 @@ def _place_copies(stack: ExitStack, place: LibraryTask, b: NDArray[np.uint8], c_
 
 
 def storing(values: ValueType) -> Callable[[NDArray[np.float32]], NDArray[np.uint8]]:
-    """Return a function that turns rows of held weights into codes, less that of 0."""
+    """Return a function that turns rows of stored weights into codes, relative to the code of 0."""
 
     def store(rows: NDArray[np.float32]) -> NDArray[np.uint8]:
         largest = abs(rows).max(axis=1, keepdims=True, initial=0)

@@ -64,7 +64,7 @@ def run(bench: "Workbench", task: BaselineTask) -> BaselineTime:
                 return verdicts[-1]
         return max(verdicts, key=lambda verdict: verdict.max_relative_error or 0.0)
 
-    # As if A's nonzeros alone were read: what a library reads is hardly less, so that no copy stays in the cache.
+    # Only A's nonzeros count: a library hardly reads less, so no copy of A stays in the cache.
     rotated = operands.rotated(task.cache, problem.dtype.element_bytes * matrix.nnz, driver.l2_bytes())
 
     def time(enqueue: Enqueue) -> Timing:
