@@ -51,9 +51,7 @@ TransposeOption = Annotated[
     bool, typer.Option("--transpose", help="The weights are in x out, as scikit-learn, Keras and JAX hold them.")
 ]
 SeedOption = Annotated[int, typer.Option("--seed", help="Seed for the values of a pattern (.smtx).")]
-EmitterOption = Annotated[
-    str, typer.Option("--emitter", help="sass, ptx, cuda, or auto: sass where it has run on a GPU, else ptx.")
-]
+EmitterOption = Annotated[str, typer.Option("--emitter", help="sass, ptx, cuda, or auto: sass on sm_90, else ptx.")]
 CacheOption = Annotated[
     str,
     typer.Option("--cache", help="cold: B is read from memory; warm: from the L2 cache; network: as in a network."),

@@ -38,7 +38,7 @@ def worker(
 
 @keys_app.command("add")
 def keys_add(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The holder of the key.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The name of the key.")],
     terms: Annotated[
         list[str] | None, typer.Argument(metavar="TERMS", help="What it may do, such as team=vision.")
     ] = None,
@@ -60,7 +60,7 @@ def keys_list(as_json: JsonOption = False) -> None:
 
 
 @keys_app.command("revoke")
-def keys_revoke(name: Annotated[str, typer.Argument(metavar="NAME", help="The holder of the key.")]) -> None:
+def keys_revoke(name: Annotated[str, typer.Argument(metavar="NAME", help="The name of the key.")]) -> None:
     """Revoke an API key, within seconds and for good."""
     _service().revoke_key(name)
 

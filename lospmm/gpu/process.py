@@ -141,7 +141,7 @@ class WorkerProcess:
         if error is None and answer is None:
             raise WorkerLost(self._how_it_ended())
         if not isinstance(answer, Answer):
-            raise WorkerLost(f"the process answered what is no answer ({type(error or answer).__name__})") from None
+            raise WorkerLost(f"the process sent no valid answer ({type(error or answer).__name__})") from None
         return answer
 
     def _how_it_ended(self) -> str:

@@ -80,7 +80,7 @@ def tensors_of(content: Content) -> dict[str, dict[str, Any]]:
     if "data.pkl" not in views:
         raise BadMatrix(_DAMAGED.format("it has no data.pkl"))
     if bytes(views.get("byteorder", b"little")) != b"little":
-        raise BadMatrix("is of a big-endian machine; save it on another one")
+        raise BadMatrix("comes from a big-endian machine; save it on a little-endian one")
     found = _unpickled(bytes(views["data.pkl"]), views)
     if not isinstance(found, Mapping):
         raise BadMatrix("holds no state dict; save model.state_dict()")
@@ -157,7 +157,7 @@ def _rebuilt(storage: _Storage, offset: int, shape: tuple[int, ...], strides: tu
     """Return a tensor, a view of its storage where it is contiguous."""
     numbers = (offset, *shape, *strides)
     if not all(isinstance(one, int) and one >= 0 for one in numbers) or len(shape) != len(strides):
-        raise ValueError("sizes that are none")
+        raise ValueError("a size or stride is negative or missing")
     held = len(storage.data) // storage.item_bytes
     last = offset + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
     count = math.prod(shape)

@@ -36,7 +36,7 @@ def joined(
     unverified where it has none like it. ``session`` is shared by several joins, one after the other; ``matrix`` is A
     if it is in memory.
 
-    Raises BadRequest for kernels that do not read A alike or have the same N, ToolchainFault, GpuFault and
+    Raises BadRequest for kernels that differ in A's layout or have the same N, ToolchainFault, GpuFault and
     VerificationFailed.
     """
     if all(one.cubin == kernels[0].cubin for one in kernels):
@@ -60,15 +60,15 @@ def _shared_data(kernels: Sequence[Artifact]) -> bytes:
     """Return the data that all ``kernels`` read. Raises BadRequest."""
     names = [one.manifest["name"] for one in kernels]
     if len(set(names)) < len(names):
-        raise BadRequest(f"{max(names, key=names.count)} is there twice: give one kernel for each N")
+        raise BadRequest(f"{max(names, key=names.count)} is given twice: give one kernel for each N")
     for field in ("arch", "dtype", "fingerprint", "epilogue"):
         if len(found := {json.dumps(one.manifest[field]) for one in kernels}) > 1:
-            raise BadRequest(f"kernels of another {field}: {' and '.join(sorted(found))}")
+            raise BadRequest(f"the kernels differ in {field}: {' and '.join(sorted(found))}")
     with suppress(ToolchainFault):  # A is in the instructions
         data = data_of(kernels[0].cubin)
         if all(has_data(one.cubin, data) for one in kernels[1:]):
             return data
-    raise BadRequest(f"{', '.join(names)} do not read A alike: tune each with memory low")
+    raise BadRequest(f"{', '.join(names)} store A in different layouts: tune each with memory low")
 
 
 def _is_verified_on_gpu(kernel: Artifact) -> bool:

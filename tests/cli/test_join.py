@@ -22,5 +22,5 @@ def test_it_joins_in_place(lospmm_command: Command, tmp_path: Path) -> None:
     assert lospmm_command("inspect", tmp_path / "1").status == 0
     apart[0].save(tmp_path / "1")
     refused = lospmm_command("join", *folders)
-    assert refused.status == 2 and "is there twice" in refused.error
+    assert refused.status == 2 and "is given twice" in refused.error
     assert lospmm.load(tmp_path / "0").cubin == lospmm.join(apart)[0].cubin

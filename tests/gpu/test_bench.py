@@ -168,8 +168,8 @@ FAILURES = {
     "illegal": (fake_gpu.ILLEGAL, False),
     "crash": ("signal 11, Segmentation fault: a last word", False),
     "leaves": ("the process ended: exit status 7", False),
-    "garbage": ("what is no answer", False),
-    "strange": ("what is no answer (dict)", False),
+    "garbage": ("no valid answer", False),
+    "strange": ("no valid answer (dict)", False),
     "bug": ("ZeroDivisionError: a bug of the worker", False),
 }
 
@@ -343,7 +343,7 @@ def test_cancelling_ends_the_worker(bench: Bench) -> None:
     ("program", "reason"),
     [
         ("import sys; sys.exit('no such library')", "cannot be started: the process ended: exit status 1: no such"),
-        ("print('hello, I am a worker'); input()", "cannot be started: the process answered what is no answer"),
+        ("print('hello, I am a worker'); input()", "cannot be started: the process sent no valid answer"),
     ],
 )
 def test_a_worker_that_cannot_start_is_a_fault(bench: Bench, program: str, reason: str) -> None:

@@ -78,15 +78,15 @@ def test_one_cubin_has_all_kernels_and_a_once(apart: list[lospmm.Kernel]) -> Non
 
 def test_what_cannot_be_joined(apart: list[lospmm.Kernel]) -> None:
     first, low = apart[0], {**LOW, "verify": "none"}
-    with pytest.raises(BadRequest, match="lospmm_bitmap_n1 is there twice"):
+    with pytest.raises(BadRequest, match="lospmm_bitmap_n1 is given twice"):
         lospmm.join([first, lospmm.tune(HALVES * 2, 1, relu=True, **low)])
-    with pytest.raises(BadRequest, match="kernels of another fingerprint"):
+    with pytest.raises(BadRequest, match="the kernels differ in fingerprint"):
         lospmm.join([first, lospmm.tune(HALVES * 2, 8, relu=True, **low)])
-    with pytest.raises(BadRequest, match="kernels of another epilogue"):
+    with pytest.raises(BadRequest, match="the kernels differ in epilogue"):
         lospmm.join([first, lospmm.tune(HALVES, 8, **low)])
     for families in ("bitmap", "unrolled"):
         other = lospmm.tune(HALVES, 16, relu=True, **(low | {"memory": "fast"}), families=families)
-        with pytest.raises(BadRequest, match="do not read A alike: tune each with memory low"):
+        with pytest.raises(BadRequest, match="store A in different layouts: tune each with memory low"):
             lospmm.join([first, other])
 
 
