@@ -148,16 +148,12 @@ def one_copy() -> str:
 
 
 def eight_bits() -> str:
-    """Layers of language models with 8-bit values: microseconds, speedups over cuBLAS and over dense 8 bits."""
+    """Layers of language models with 8-bit values, by N: speedups over cuBLAS and over dense 8 bits."""
     found, others = records("decode_int8"), records("decode_fp8_e4m3")
-    lines, heads = [], sparsities(found)
-    for m, k in SHAPES:
-        own = {zeros_of(one): one for one in found if (one["m"], one["k"], one["n"]) == (m, k, 1)}
-        cells = (f"{own[zeros]['micros']:.1f}, {_over([own[zeros]])}" if zeros in own else "-" for zeros in heads)
-        lines.append((f"{m} x {k}", *cells))
-    lines.append(("mean", *(_over(some) for some in groups(found, 1).values())))
-    fp8 = f"`fp8_e4m3`, {len(others)} of these: {with_range(gains(others, coded_micros))} over dense fp8.\n"
-    return f"{table(('A', *(f'{zeros:.0%} zeros' for zeros in heads)), lines)}\n{fp8}{_where([*found, *others])}"
+    lines = [(f"{n}", *map(_over, groups(found, n).values())) for n in sorted({one["n"] for one in found})]
+    heads = ("N", *(f"{zeros:.0%} zeros" for zeros in sparsities(found)))
+    fp8 = f"`fp8_e4m3`, N 1: {with_range(gains(others, coded_micros))} over dense fp8.\n"
+    return f"{table(heads, lines)}\n{fp8}{_where([*found, *others])}"
 
 
 def _over(found: Sequence[Record]) -> str:
