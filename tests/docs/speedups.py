@@ -14,8 +14,9 @@ from tests.docs.results import Record, records, table
 
 TYPES = {"float32": "float32", "tf32": "TF32", "float16": "float16", "bfloat16": "bfloat16"}
 
-#: Values of N (tokens x batch) in README's table.
+#: Values of N (tokens x batch) in README's table; and the least of those that are prefill.
 DECODE, PREFILL = (1, 16, 64), 4096
+LEAST_PREFILL = 512
 
 #: Zeros of the layers of language models there.
 SPARSITIES = (0.5, 0.7, 0.8)
@@ -80,7 +81,7 @@ def decode_of(dtype: str = "float16") -> list[Record]:
 
 def decode() -> str:
     """Layers of language models by N, GPU and sparsity: speedup over cuBLAS, share of the roof, and over cuSPARSELt."""
-    found = decode_of()
+    found = _decode()
     lines = []
     for n in sorted({one["n"] for one in found}):
         for title, of_gpu in by_gpu([one for one in found if one["n"] == n]).items():
@@ -204,19 +205,23 @@ def _where(found: Sequence[Record]) -> str:
 
 
 def prefill() -> str:
-    """Layers of language models by N above 64 and sparsity."""
+    """Layers of language models by N from LEAST_PREFILL on and sparsity."""
     found = _prefill()
     lines = []
     for n in sorted({one["n"] for one in found}):
-        own = [one for one in found if one["n"] == n]
-        cells = (times([gain(one) for one in own if one["sparsity"] == zeros]) for zeros in sparsities(found))
-        lines.append((f"{n:,}", *cells, with_range([gain(one) for one in own])))
-    heads = ("N", *(f"{zeros:.0%} zeros" for zeros in sparsities(found)), "all (min to max)")
-    return table(heads, lines, right=len(heads))
+        cells = (
+            with_range(gains(some)) + ("*" if len(some) < len(SHAPES) else "") for some in groups(found, n).values()
+        )
+        lines.append((f"{n:,}", *cells))
+    return table(("N", *(f"{zeros:.0%} zeros" for zeros in sparsities(found))), lines)
+
+
+def _decode() -> list[Record]:
+    return [one for one in decode_of() if one["n"] < LEAST_PREFILL]
 
 
 def _prefill() -> list[Record]:
-    return [one for one in families("llm") if one["n"] > max(DECODE)]
+    return [one for one in decode_of() if one["n"] >= LEAST_PREFILL]
 
 
 def conditions() -> str:
@@ -224,7 +229,7 @@ def conditions() -> str:
     sets = {
         "seven layers": kernels.lines_of("seven"),
         "41 layers": families("shapes"),
-        "LLM decode": decode_of(),
+        "LLM decode": _decode(),
         "LLM prefill": _prefill(),
         "whole networks": measured_of(records("networks")),
     }
@@ -272,7 +277,7 @@ def _shapes() -> list[Line]:
 
 def _language_models() -> list[Line]:
     lines = []
-    for what, found, columns in (("decode", decode_of(), DECODE), ("prefill", families("llm"), (PREFILL,))):
+    for what, found, columns in (("decode", decode_of(), DECODE), ("prefill", _prefill(), (PREFILL,))):
         for n in columns:
             gpu, of_gpu = next(iter(by_gpu([one for one in found if one["n"] == n]).items()))
             own = groups(of_gpu, n)
