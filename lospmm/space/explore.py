@@ -35,7 +35,7 @@ MAX_COMPARISONS = 2.5e10
 #: Values of ``Schedule.prefetch``. Each load in flight takes a register; on an H200, 48 loads per warp beat 16.
 PREFETCHES = (4, 8, 16, 24, 32, 48, 72)
 
-#: One more value, for blocks of few threads: others have enough loads in flight without it (docs/kernels.md).
+#: One more value, for blocks of few threads: others have enough loads in flight without it (docs/decisions/0026).
 DEEP, DEEP_THREADS = 144, 192
 
 SHALLOWEST = Schedule(prefetch=PREFETCHES[0])
