@@ -106,7 +106,7 @@ def _other_type() -> str:
     ratios = [one["micros"] / half[_cell(one)] for one in found if _cell(one) in half]
     columns = ", ".join(f"{n:,}" for n in sorted({one["n"] for one in found}))
     compared = f"{mean(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}) of the time of float16"
-    return f"bfloat16, {len(found)} of these, N {columns}: {compared}, {times(gains(found))} over cuBLAS.\n"
+    return f"bfloat16 by earlier kernels, N {columns}: {compared}, {times(gains(found))} over cuBLAS.\n"
 
 
 def _cell(record: Record) -> tuple[object, ...]:
