@@ -36,7 +36,7 @@ class Kernel:
 
     @property
     def manifest(self) -> Mapping[str, Any]:
-        """manifest.json; docs/manifest.md says what each field means. A copy: what it says cannot be changed."""
+        """The fields of manifest.json (docs/manifest.md), in a copy."""
         return copy.deepcopy(dict(self.artifact.manifest))
 
     @property
@@ -46,7 +46,7 @@ class Kernel:
 
     @property
     def source(self) -> str:
-        """The text that the cubin was made of, PTX or CUDA C++, or the listing of its machine code."""
+        """The PTX or CUDA C++ that the cubin was compiled from, or the listing of its machine code."""
         return self.artifact.source.decode()
 
     def save(self, directory: str | os.PathLike[str]) -> None:
@@ -57,30 +57,30 @@ class Kernel:
         artifact.write(self.artifact, path_of(directory))
 
     def launcher(self, driver: Driver) -> ArtifactLauncher:
-        """Load the kernel for launches on any stream: ``launch(stream, b, c, residual=0)``, by addresses.
+        """Load the kernel for launches on any stream: ``launch(stream, b, c, residual=0)``, with addresses.
 
-        That is cuBLAS where the family is "dense", and else the cubin. ``driver`` (``gpu.driver.open_driver``) is the
-        GPU, in whose context it is used, such as torch's; it holds what stays there until ``unload``.
+        The family "dense" launches cuBLAS, the others the cubin. ``driver`` (``gpu.driver.open_driver``) is the GPU;
+        launches use its context, which PyTorch shares, and what was loaded stays there until ``unload``.
 
-        Raises GpuFault, also where there is no cuBLAS and one is needed.
+        Raises GpuFault, also if cuBLAS is needed and missing.
         """
         return open_launcher(self.artifact, driver)
 
     def launch(self, columns: int | None = None) -> Launch:
         """Return the grid, block and shared memory for the first ``columns`` of C, 1 to n; None: all.
 
-        So one kernel serves every number of columns up to its n, in as many blocks as these need. B, C and the residual
-        keep rows of n elements, and what lies behind the columns may be anything: of the last block's it is computed
-        with, and written. Of a convolution a column is a pixel of the output, all of an image before the next one's.
+        So one kernel serves any number of columns up to its n, in as many blocks as these need. B, C and the residual
+        keep rows of n elements. B may hold anything after the columns; C may be overwritten there, as the last block
+        writes all of its columns. In a convolution a column is a pixel of the output, image by image.
 
-        Raises BadRequest for a number that is none, Unsupported for a family whose blocks have no columns of their own.
+        Raises BadRequest for a number out of range, Unsupported for a family whose blocks are not bound to columns.
         """
         manifest = self.artifact.manifest
         tile, whole = manifest["tile"], self.artifact.launch
         if columns is None:
             return whole
         if tile is None:
-            raise Unsupported(f"family {manifest['family']}: some columns alone; launch it for all {manifest['n']}")
+            raise Unsupported(f"family {manifest['family']} computes all columns: launch it for all {manifest['n']}")
         if not 1 <= (count := whole_number("columns", columns)) <= manifest["n"]:
             raise BadRequest(f"columns is {count}: this kernel has 1 to {manifest['n']}")
         return whole.narrowed(ceil_div(count, tile["thread_columns"] * tile["walks"]))
@@ -121,8 +121,8 @@ def tune(
     """Tune a kernel for ``weights`` (m, k) and a B of ``n`` columns, or take it from the store.
 
     With a ``convolution`` B is taken from an input tensor instead, n is its output pixels, and ``weights`` may have the
-    axes of a layer's: four, or three as of ``nn.Conv1d``. ``bias`` (m,) and ``relu`` go into the kernel; with
-    ``residual`` it takes a third argument of C's shape, which is added before ReLU.
+    layer's four axes, or three as in ``nn.Conv1d``. ``bias`` (m,) and ``relu`` go into the kernel; with ``residual`` it
+    takes a third argument of C's shape, which is added before ReLU.
 
     ``device`` names a GPU of the device table or a device file; auto is this machine's. ``tensor`` chooses from a
     .safetensors file, and ``seed`` draws the values of a file that is only a pattern. ``options`` are the fields of
@@ -153,10 +153,10 @@ def tune(
 def join(kernels: Sequence[Kernel]) -> list[Kernel]:
     """Return ``kernels``, in their order, with one cubin that has the code of all, and A once.
 
-    They are those of one matrix for several N, tuned with ``memory="low"``. Load the cubin once, and take each kernel
-    by its manifest's name.
+    They must be kernels of one matrix for several N, tuned with ``memory="low"``. Load the cubin once, and get each
+    kernel by its manifest's name.
 
-    Raises BadRequest for other kernels, ToolchainFault, and GpuFault and VerificationFailed where it is verified again.
+    Raises BadRequest for other kernels, ToolchainFault, and GpuFault and VerificationFailed if they are verified again.
     """
     with extra_needed("tune", "lospmm.join"):
         from lospmm.tuning import one_copy

@@ -74,6 +74,6 @@ def test_a_family_has_no_such_launch(tmp_path: Path) -> None:
     weights = uniform(64, 48, 0.8, seed=0)
     kernel = lospmm.tune(weights, n=64, device="h200", families="csr", verify="none")
     kernel.save(tmp_path / "kernel")
-    with pytest.raises(Unsupported, match="family csr: some columns alone; launch it for all 64"):
+    with pytest.raises(Unsupported, match="family csr computes all columns: launch it for all 64"):
         kernel.launch(3)
     assert kernel.launch().grid == tuple(kernel.manifest["launch"]["grid"])
