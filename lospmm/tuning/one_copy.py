@@ -23,6 +23,9 @@ from lospmm.toolchain.data import data_of, has_data
 from lospmm.toolchain.template import joined_emission
 from lospmm.tuning.session import Session
 
+#: Kind of the store's entries with the errors of a cubin's kernels that ran on a GPU, and their file.
+JOINED, ERRORS_FILE = "joined", "errors.json"
+
 #: Registers of a thread that a limit is a multiple of, and the most.
 _REGISTER_UNIT, _MOST_REGISTERS = 8, 255
 
@@ -32,9 +35,9 @@ def joined(
 ) -> list[Artifact]:
     """Return ``kernels``, in their order, with one cubin that has the code of all, and A once.
 
-    Each keeps its name, launch and source. What was verified on a GPU is verified again on this machine's, and is
-    unverified where it has none like it. ``session`` is shared by several joins, one after the other; ``matrix`` is A
-    if it is in memory.
+    Each keeps its name, launch and source. What was verified on a GPU is verified again on this machine's, unless the
+    store knows this cubin, and is unverified where it has none like it. ``session`` is shared by several joins, one
+    after the other; ``matrix`` is A if it is in memory.
 
     Raises BadRequest for kernels that differ in A's layout or have the same N, ToolchainFault, GpuFault and
     VerificationFailed.
@@ -47,9 +50,14 @@ def joined(
     emission = joined_emission(parts, data, is_specific=arch == f"sm_{ARCH}")
     binary = compile_kernel(emission, arch=arch, registers=_MOST_REGISTERS, store=store, workers=1)
     on_gpu = [one for one in kernels if _is_verified_on_gpu(one)]
-    verified = _verified(on_gpu, binary.cubin, store, session, matrix)
     digest = hashlib.sha256(binary.cubin).hexdigest()
-    return [_with_cubin(one, binary, digest, verified) for one in kernels]
+    key = hashlib.sha256(" ".join([digest, *(one.manifest["name"] for one in on_gpu)]).encode()).hexdigest()
+    if (known := store.get(JOINED, key)) is not None:
+        errors = json.loads(known[ERRORS_FILE])
+    elif errors := _errors(on_gpu, binary.cubin, store, session, matrix):
+        with suppress(ToolchainFault):  # if the disk is full, it is verified again
+            store.put(JOINED, key, {ERRORS_FILE: json.dumps(errors).encode()})
+    return [_with_cubin(one, binary, digest, errors) for one in kernels]
 
 
 def _limit(registers: int) -> int:
@@ -76,8 +84,8 @@ def _is_verified_on_gpu(kernel: Artifact) -> bool:
     return verified is not None and verified["on"] == "gpu"
 
 
-def _with_cubin(kernel: Artifact, binary: Binary, digest: str, verified: Mapping[str, Verified]) -> Artifact:
-    """Return a kernel with another cubin; ``verified`` has those that ran on this machine's GPU, by name."""
+def _with_cubin(kernel: Artifact, binary: Binary, digest: str, errors: Mapping[str, float]) -> Artifact:
+    """Return a kernel with another cubin; ``errors`` has those that ran on a GPU, by name."""
     name = kernel.manifest["name"]
     usage = elf.kernel_usage(binary.cubin, name)
     changed: dict[str, object] = {
@@ -88,16 +96,17 @@ def _with_cubin(kernel: Artifact, binary: Binary, digest: str, verified: Mapping
         "code_bytes": binary.code_bytes,
     }
     if _is_verified_on_gpu(kernel):
-        changed["verified"] = asdict(verified[name]) if name in verified else None
+        found = Verified("gpu", errors[name], kernel.manifest["n"]) if name in errors else None
+        changed["verified"] = found and asdict(found)
     manifest = json.dumps({**kernel.manifest, **changed}, indent=2) + "\n"
     files = kernel.files | {CUBIN_FILE: binary.cubin, MANIFEST_FILE: manifest.encode()}
     return Artifact(parse(files[MANIFEST_FILE], f"kernel {name}, joined"), files)
 
 
-def _verified(
+def _errors(
     kernels: Sequence[Artifact], cubin: bytes, store: Store, session: Session | None, matrix: SparseMatrix | None
-) -> dict[str, Verified]:
-    """Run ``kernels`` of ``cubin`` on this machine's GPU, one after the other in one process; by name.
+) -> dict[str, float]:
+    """Return the errors of ``kernels`` of ``cubin``, run on this machine's GPU in one process, by name.
 
     Nothing where it has none like theirs. Raises VerificationFailed and GpuFault.
     """
@@ -118,5 +127,5 @@ def _verified(
             measured = bench.measure(file, name, kernel.launch, effort=CHECKED)
             if measured.max_relative_error is None or measured.failure is not None:
                 raise VerificationFailed(f"{name}, joined, on the GPU: {measured.failure}")
-            found[name] = Verified("gpu", measured.max_relative_error, problem.n)
+            found[name] = measured.max_relative_error
     return found
