@@ -1,10 +1,11 @@
 """The driver over cuda.core, which has device, stream, code and launches."""
 
+import weakref
 from collections.abc import Sequence
 
 import numpy as np
 from cuda.bindings import driver as cu
-from cuda.core import Device, LaunchConfig, ObjectCode, launch
+from cuda.core import Device, Kernel, LaunchConfig, launch
 
 from lospmm.gpu.bindings import StreamDriver, check, faults_named
 from lospmm.gpu.protocol import SHARED_BYTES_UNASKED, Driver, Function
@@ -12,6 +13,14 @@ from lospmm.problem.launch import Launch
 
 _REGISTERS = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NUM_REGS
 _SHARED_BYTES = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+
+
+class _Code:
+    """A loaded cubin, unloaded with its last reference: cuda.core leaves what it loads until the process ends."""
+
+    def __init__(self, image: bytes) -> None:
+        self.handle = check(cu.cuLibraryLoadData(image, None, None, 0, None, None, 0))
+        weakref.finalize(self, cu.cuLibraryUnload, self.handle).atexit = False
 
 
 class CudaCoreDriver(StreamDriver):
@@ -28,9 +37,10 @@ class CudaCoreDriver(StreamDriver):
     @faults_named()
     def load(self, image: bytes, entry: str) -> Function:
         """Load a kernel of a cubin."""
-        module = ObjectCode.from_cubin(image)
-        kernel = module.get_kernel(entry)  # this is what loads the image
-        return Function(kernel, module, int(check(cu.cuKernelGetAttribute(_REGISTERS, kernel.handle, 0))))
+        code = _Code(image)
+        kernel = check(cu.cuLibraryGetKernel(code.handle, entry.encode()))
+        registers = int(check(cu.cuKernelGetAttribute(_REGISTERS, kernel, 0)))
+        return Function(Kernel.from_handle(int(kernel)), code, registers)
 
     @faults_named()
     def launch(self, function: Function, shape: Launch, arguments: Sequence[np.generic]) -> None:

@@ -5,17 +5,22 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from lospmm.codegen.emission import Emission
 from lospmm.cpu import reference
 from lospmm.errors import GpuFault
 from lospmm.gpu import bench as measure
 from lospmm.gpu import gate, operands
 from lospmm.gpu.bench import Bench
 from lospmm.gpu.clocks import read_clocks
+from lospmm.gpu.detect import detect_device
 from lospmm.gpu.protocol import Driver
 from lospmm.gpu.timing import time_rotating
 from lospmm.problem.launch import Launch
 from lospmm.problem.problem import Problem
+from lospmm.settings import settings
+from lospmm.store import Store
 from lospmm.toolchain import elf
+from lospmm.toolchain.compile import compile_kernel
 from tests.on_gpu.problems import good_kernel, problem
 
 pytestmark = pytest.mark.gpu
@@ -148,6 +153,23 @@ def test_large_shared_memory_is_asked_for(driver: Driver) -> None:
     with pytest.raises(GpuFault, match="CUDA_ERROR_INVALID_VALUE"):
         launch(1 << 20)
     driver.synchronize()
+
+
+def test_code_is_unloaded_with_its_last_reference(driver: Driver) -> None:
+    size = 1 << 30
+    text = f'__device__ char held[{size}];\nextern "C" __global__ void keep() {{ held[threadIdx.x] = 1; }}\n'
+    emission = Emission(language="cuda", entry="keep", source=text, units=(text,))
+    arch, store = detect_device().arch, Store(settings().cache_dir)
+    cubin = compile_kernel(emission, arch=arch, registers=32, store=store, workers=1).cubin
+    before = driver.memory_bytes()[0]
+    used = []
+    for _ in range(5):
+        function = driver.load(cubin, "keep")
+        driver.launch(function, Launch((1, 1, 1), 32, 0), ())
+        driver.synchronize()
+        used.append(before - driver.memory_bytes()[0])
+        del function
+    assert size <= used[0] and used[-1] < 2.5 * size
 
 
 def test_torch_shares_the_context(driver: Driver) -> None:
