@@ -160,6 +160,7 @@ class Pieces:
     largest: int
 
 
+@lru_cache(maxsize=1)  # plans and N that read A alike are built one after the other
 def laid_out(
     matrix: SparseMatrix,
     dtype: Dtype,
