@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Self
 
 from lospmm.codegen.emission import Emission
-from lospmm.errors import GpuFault
+from lospmm.errors import GpuFault, VerificationFailed
 from lospmm.gpu.gate import CHECK_ENTRY, REGISTERS, gate_source
 from lospmm.gpu.messages import Answer, CacheState, Measure, Measurement, Prepare, Ready
 from lospmm.gpu.process import WORKER, WorkerLost, WorkerProcess
@@ -112,6 +112,13 @@ class Bench:
             return Measurement(None, None, answer.fault, is_lost=answer.is_lost)
         assert isinstance(answer.value, Measurement)
         return answer.value
+
+    def error_of(self, cubin: bytes | Path, entry: str, launch: Launch, what: str = "") -> float:
+        """Return a kernel's largest error, over two C. Raises VerificationFailed, and as ``measure``."""
+        found = self.measure(cubin, entry, launch, effort=CHECKED)
+        if found.max_relative_error is None or found.failure is not None:
+            raise VerificationFailed(f"{what and f'{what}, '}on the GPU: {found.failure}")
+        return found.max_relative_error
 
     def begin(self, cubin: Path, entry: str, launch: Launch, *, effort: Effort = FULL) -> None:
         """Have the worker begin with the next ``measure`` request, so that the GPU does not idle.

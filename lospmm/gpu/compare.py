@@ -121,22 +121,23 @@ def compare(
     known: Mapping[str, BaselineTime] = MappingProxyType({}),
     sputnik: Path | None = None,
     is_searched: bool = False,
+    is_brief: bool = False,
     progress: Progress = silent,
 ) -> Comparison:
     """Time the kernel before, among and after the baselines of these names, in the worker of ``bench``.
 
     ``effort`` is that of every timing. Baselines that are ``known``, by name, are not timed again; those that do not
-    take the problem's type are left out. ``is_searched``: time a library's other algorithms too. No baseline takes a
-    convolution, and none computes an epilogue.
+    take the problem's type are left out. ``is_searched``: time a library's other algorithms too; ``is_brief``: time
+    the kernel twice, not three times. No baseline takes a convolution, and none computes an epilogue.
 
-    The kernel is loaded anew for each of its three timings, as its time depends on what ran before. Their median is its
+    The kernel is loaded anew for each of its timings, as its time depends on what ran before. Their median is its
     time; their range is the noise, which also shows a change of clocks. A baseline that fails has no time. Raises
     GpuFault and VerificationFailed for the kernel itself, ToolchainFault and CancelledError as ``Bench.measure`` does.
     """
     taken = () if bench.problem.convolution is not None else baselines_of(bench.problem.dtype, bench.problem.values)
     names = [name for name in names if name in taken]
     half = len(names) // 2
-    turns = [None, *names[:half], None, *names[half:], None]  # None: the kernel itself
+    turns = [None, *names[:half], None, *names[half:], *([] if is_brief else [None])]  # None: the kernel itself
     timed: list[tuple[Timing, float, Clocks | None]] = []
     baselines: dict[str, BaselineTime] = {}
     for done, name in enumerate(turns):

@@ -5,14 +5,11 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from lospmm.artifact.artifact import CUBIN_FILE, Artifact
 from lospmm.artifact.manifest import MANIFEST_FILE, Verified, parse
-from lospmm.errors import BadRequest, DiskFault, ToolchainFault, VerificationFailed, system_errors
+from lospmm.errors import BadRequest, ToolchainFault
 from lospmm.families.warpgroups import ARCH
-from lospmm.gpu.bench import CHECKED
 from lospmm.gpu.detect import detect_device, own_gpu, own_gpu_id
 from lospmm.gpu.exclusive import exclusive
 from lospmm.matrix.csr import SparseMatrix
@@ -113,19 +110,11 @@ def _errors(
     gpu = detect_device() if kernels and own_gpu() else None
     if gpu is None or gpu.arch != kernels[0].manifest["arch"]:
         return {}
-    matrix = matrix or kernels[0].matrix()
-    problems = [one.problem(gpu, matrix) for one in kernels]
-    found = {}
+    matrix, found = matrix or kernels[0].matrix(), {}
     with ExitStack() as stack:
         shop = stack.enter_context(Session(1)) if session is None else session
         stack.enter_context(exclusive(store.root, gpu=own_gpu_id()))
-        file = Path(stack.enter_context(TemporaryDirectory(prefix="lospmm-joined-"))) / CUBIN_FILE
-        with system_errors(DiskFault, f"{file}: cannot be written"):
-            file.write_bytes(cubin)
-        for kernel, problem in zip(kernels, problems, strict=True):
-            bench, name = shop.bench(problem, None), kernel.manifest["name"]
-            measured = bench.measure(file, name, kernel.launch, effort=CHECKED)
-            if measured.max_relative_error is None or measured.failure is not None:
-                raise VerificationFailed(f"{name}, joined, on the GPU: {measured.failure}")
-            found[name] = measured.max_relative_error
+        for kernel in kernels:
+            bench, name = shop.bench(kernel.problem(gpu, matrix), None), kernel.manifest["name"]
+            found[name] = bench.error_of(cubin, name, kernel.launch, f"{name}, joined")
     return found

@@ -38,8 +38,8 @@ def tuned(job: Job) -> Callable[[], Outcome]:
             known = _raced(job, known, bench, prefetched)
         winner = winner_of(problem, known, options.emitter)
         made = build_winner(job, winner, prefetched)
-        verified = verify_winner(job, made, bench)
-        compared = compare_winner(job, made, bench)
+        compared = compare_winner(job, made, bench, is_alike=known.like is not None)
+        verified = verify_winner(job, made, bench, compared)
     if compared is not None:
         job.session.layers.add(problem, options, winner, compared.baselines)
     times = () if compared is None else (compared.baselines, compared.micros)

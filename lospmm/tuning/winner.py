@@ -8,9 +8,9 @@ from functools import partial
 
 from lospmm.artifact.manifest import Verified
 from lospmm.cpu.verify import verify_on_cpu, verify_packed_on_cpu
-from lospmm.errors import ToolchainFault, VerificationFailed
+from lospmm.errors import ToolchainFault
 from lospmm.families.candidate import Candidate
-from lospmm.gpu.bench import BESIDE, CHECKED, Bench
+from lospmm.gpu.bench import BESIDE, Bench
 from lospmm.gpu.compare import Comparison, compare
 from lospmm.settings import settings
 from lospmm.toolchain.compile import Built, OnDisk
@@ -72,10 +72,15 @@ def build_winner(job: Job, winner: Candidate, prefetched: PrefetchedBuilds) -> B
     return BuiltWinner(runs, shipped)
 
 
-def verify_winner(job: Job, made: BuiltWinner, bench: Bench | None) -> Verified | None:
-    """Verify the winner's results on the GPU or the CPU, as the options say. Raises VerificationFailed."""
+def verify_winner(job: Job, made: BuiltWinner, bench: Bench | None, compared: Comparison | None) -> Verified | None:
+    """Verify the winner's results on the GPU or the CPU, as the options say. Raises VerificationFailed.
+
+    A comparison has checked all of C on the GPU.
+    """
     if job.options.verify == "none":
         return None
+    if job.options.verify == "gpu" and compared is not None:
+        return Verified("gpu", compared.max_relative_error, job.problem.n)
     with job.stages.stage("verify"):
         if job.options.verify == "cpu":
             built, progress = made.build, partial(job.stages.progress, "verify")
@@ -86,15 +91,15 @@ def verify_winner(job: Job, made: BuiltWinner, bench: Bench | None) -> Verified 
             return verify_on_cpu(job.problem, built.program, built.emission, progress=progress)
         assert bench is not None
         bench.kernel_seconds = None
-        kernel = made.runs
-        measurement = bench.measure(kernel.cubin, kernel.entry, kernel.launch, effort=CHECKED)
-        if measurement.max_relative_error is None or measurement.failure is not None:
-            raise VerificationFailed(f"on the GPU: {measurement.failure}")
-        return Verified("gpu", measurement.max_relative_error, job.problem.n)
+        error = bench.error_of(made.runs.cubin, made.runs.entry, made.runs.launch)
+        return Verified("gpu", error, job.problem.n)
 
 
-def compare_winner(job: Job, made: BuiltWinner, bench: Bench | None) -> Comparison | None:
-    """Time the winner and the libraries in one run; the winner alone if the budget has no time for more."""
+def compare_winner(job: Job, made: BuiltWinner, bench: Bench | None, *, is_alike: bool) -> Comparison | None:
+    """Time the winner and the libraries in one run; the winner alone if the budget has no time for more.
+
+    If ``is_alike``, it was chosen by the times of another layer, and is timed twice, not three times.
+    """
     if job.options.measure != "gpu":
         return None
     assert bench is not None
@@ -107,5 +112,6 @@ def compare_winner(job: Job, made: BuiltWinner, bench: Bench | None) -> Comparis
             names=job.compared,
             known=job.session.layers.times(job.problem, job.options),
             sputnik=settings().sputnik,
+            is_brief=is_alike,
             progress=job.stages.progress,
         )

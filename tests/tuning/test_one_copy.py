@@ -9,6 +9,7 @@ import pytest
 
 import lospmm
 from lospmm.errors import BadRequest, NothingFits, VerificationFailed
+from lospmm.gpu.bench import Bench
 from lospmm.problem.device import DEVICES
 from lospmm.problem.problem import Problem
 from lospmm.toolchain import elf
@@ -21,7 +22,7 @@ HALVES = draw(90, 300, density=0.5).astype(np.float16)
 LOW = {"device": "h200", "dtype": "float16", "memory": "low"}
 
 
-class FakeBench:
+class FakeBench(Bench):
     """A GPU's worker, made by calling it, that finds this error, or a wrong C."""
 
     def __init__(self, error: float | None) -> None:
