@@ -147,6 +147,7 @@ def _tune(asked: _Asked, here: _Here, progress: Progress) -> Callable[[], None]:
     digest = request.digest
     try:
         if (held := folder.held(kernel, digest)) is not None:
+            here.session.layers.add_stored(request.searched, request.resolved, held.manifest)
             return partial(folder.succeed, kernel, digest, held)
         artifact.check_target(folder.path(kernel))
         finish = jobs.chosen(request, store=here.store, progress=progress, session=here.session)

@@ -1,4 +1,4 @@
-"""Alike layers of a session: the first of them is timed in full, and the others take its plan.
+"""Alike layers of a session: the first is timed in full, or comes from the store, and the others take its plan.
 
 Kernels that read A as data are as fast for one matrix as for another of the shape with about as many nonzeros: the best
 plan at 10 points more or less of zeros takes 0.9 % longer in the mean, 14 % at most (``families.jsonl.gz``). Unrolled
@@ -7,6 +7,7 @@ kernels are searched for each matrix.
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from lospmm.families.candidate import Candidate
 from lospmm.families.traits import Traits, traits_of
@@ -14,6 +15,7 @@ from lospmm.gpu.libraries import DENSE, BaselineTime
 from lospmm.problem.problem import Problem
 from lospmm.tuning.known import Known
 from lospmm.tuning.options import Options
+from lospmm.tuning.plans import plan_of
 
 #: The most by which a trait of alike matrices differs, as a share of the larger.
 NEAR = 0.1
@@ -50,11 +52,18 @@ class TimedLayers:
 
     def add(self, problem: Problem, options: Options, plan: Candidate, times: Mapping[str, BaselineTime]) -> None:
         """Keep the fastest plan of a layer, and the libraries' times, unless those of an alike layer are kept."""
-        if self.alike(problem, options) is None:
+        if (held := self.alike(problem, options)) is None or not held.times:
             timed = {name: one for name, one in times.items() if one.micros is not None}
             own = None if plan.is_unrolled else plan
             layer = AlikeLayer(problem.matrix.fingerprint, traits_of(problem), own, timed)
-            self._timed.setdefault(_conditions(problem, options), []).append(layer)
+            layers = self._timed.setdefault(_conditions(problem, options), [])
+            layers[:] = [layer, *(one for one in layers if one is not held)]
+
+    def add_stored(self, problem: Problem, options: Options, manifest: Mapping[str, Any]) -> None:
+        """Keep the plan of a kernel from the store, if no layer of its shape is kept: a run that resumes takes it."""
+        is_first = manifest["measured"] is not None and _conditions(problem, options) not in self._timed
+        if is_first and (plan := plan_of(manifest, problem)) is not None:
+            self.add(problem, options, plan, {})
 
     def narrowed(self, problem: Problem, options: Options, known: Known) -> Known:
         """Return ``known`` with the plan of an alike layer alone, if there is one and this matrix takes it.

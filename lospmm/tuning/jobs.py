@@ -56,10 +56,12 @@ def chosen(
     Call that function once, in any thread. It returns the artifact, and raises ToolchainFault.
     """
     digest = request.digest
-    if (kept := find(digest, store)) is not None:
-        return lambda: kept
-    budget = Budget(request.resolved.budget_seconds)
     options, problem = request.resolved, request.searched
+    if (kept := find(digest, store)) is not None:
+        if session is not None:
+            session.layers.add_stored(problem, options, kept.manifest)
+        return lambda: kept
+    budget = Budget(options.budget_seconds)
     check_job(problem, options)
     with ExitStack() as stack:
         shop = stack.enter_context(Session(settings().workers)) if session is None else session

@@ -1,6 +1,8 @@
 """The plans of the families that read A as data, with their forecasts."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from dataclasses import asdict
+from typing import Any
 
 from lospmm.families import FAMILIES, ONE_COPY
 from lospmm.families.candidate import Candidate
@@ -34,3 +36,11 @@ def plans_for(problem: Problem, names: Collection[str], cache: str = "cold", mem
         candidates += [Candidate(name, plan, float(one)) for plan, one in zip(plans, micros, strict=True)]
     in_order = tuple(sorted(candidates, key=lambda one: one.score))
     return Known(in_order, refusals, of_dense)  # no mapping proxy: it cannot be pickled
+
+
+def plan_of(manifest: Mapping[str, Any], problem: Problem) -> Candidate | None:
+    """Return the plan that a manifest names, of a kernel with A as data; None if this version does not make it."""
+    plan, family = manifest["plan"], manifest["cubin_family"]
+    rows = ONE_COPY if manifest["search"]["memory"] == "low" else FAMILIES
+    listed = rows[family].plans(problem) if plan is not None and family in rows else ()
+    return next((Candidate(family, one, 0.0) for one in listed if asdict(one) == plan["axes"]), None)

@@ -7,7 +7,6 @@ from typing import Any
 
 from lospmm.artifact.artifact import Artifact
 from lospmm.errors import BadRequest
-from lospmm.families import FAMILIES, ONE_COPY
 from lospmm.families.candidate import UNROLLED, Candidate, unrolled
 from lospmm.problem.device import DeviceSpec
 from lospmm.problem.problem import Problem
@@ -17,6 +16,7 @@ from lospmm.space.reorder import regroup, threads_for
 from lospmm.store import Store
 from lospmm.toolchain import lifetime
 from lospmm.tuning.build import build, for_emitter, with_source
+from lospmm.tuning.plans import plan_of
 from lospmm.tuning.replay import AXES, emitter_of
 from lospmm.tuning.summary import record_of
 
@@ -56,14 +56,11 @@ def provenance(kept: Artifact, device: DeviceSpec) -> Provenance:
 
 def _candidate(manifest: Mapping[str, Any], problem: Problem) -> Candidate:
     """Return the candidate that a manifest names. Raises BadRequest if there is none here."""
-    tile, plan, family = manifest["tile"], manifest["plan"], manifest["cubin_family"]
-    table = ONE_COPY if manifest["search"]["memory"] == "low" else FAMILIES
+    tile, family = manifest["tile"], manifest["cubin_family"]
     if tile is not None and family == UNROLLED and tile["prefetch"] > 0:
         schedule = Schedule(**{axis: tile[axis] for axis in AXES if axis not in TileSize._fields})
         tiling = regroup(problem.matrix, [tile["rows"]], workers=threads_for(problem.matrix))[tile["rows"]]
         return unrolled(UnrolledPlan(TileSize(tile["rows"], tile["cols"]), schedule, tiling))
-    if plan is not None and family in table:
-        for one in table[family].plans(problem):
-            if asdict(one) == plan["axes"]:
-                return Candidate(family, one, 0.0)
+    if (found := plan_of(manifest, problem)) is not None:
+        return found
     raise BadRequest(f"{manifest['name']}: this version makes no such kernel of the family {family[:20]!r}")

@@ -102,8 +102,9 @@ def tuned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Arti
     monkeypatch.setattr(race, "FIRST", 2)
     monkeypatch.setattr(race, "ROUNDS", 0)
     store = Store(tmp_path)
+    asked = partial(Request, options=replace(OPTIONS, families="spmv"))
     with Session(2) as own:
-        yield lambda problem: jobs.tune(Request(problem, replace(OPTIONS, families="spmv")), store=store, session=own)
+        yield lambda problem, session=own: jobs.tune(asked(problem), store=store, session=session)
 
 
 def test_a_whole_tuning_of_an_alike_layer(tuned: Callable[..., Artifact], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,3 +125,15 @@ def test_a_whole_tuning_of_an_alike_layer(tuned: Callable[..., Artifact], monkey
     monkeypatch.setattr(runner, "build", failing)
     third = tuned(replace(FIRST, matrix=random_matrix(64, 96, 0.49, seed=3))).manifest["search"]
     assert third["like"] is None and third["measured"] == 2, "all plans are timed where that one does not run"
+
+
+def test_a_run_that_resumes_takes_the_plan_from_the_store(tuned: Callable[..., Artifact]) -> None:
+    """The libraries are timed again, once."""
+    first, asked = tuned(FIRST), Request(SECOND, replace(OPTIONS, families="spmv"))
+    with Session(2) as later:
+        again, second = tuned(FIRST, later), tuned(SECOND, later)
+        assert again.manifest == first.manifest
+        assert second.manifest["search"]["like"] == FIRST.matrix.fingerprint
+        assert second.manifest["search"]["measured"] == 1
+        assert second.manifest["plan"]["axes"] == first.manifest["plan"]["axes"]
+        assert later.layers.times(asked.searched, asked.resolved)
