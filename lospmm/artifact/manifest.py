@@ -140,7 +140,7 @@ class Measured:
 
     micros: float
     spread: float  # interquartile range of the replays over their median
-    noise: float  # how far three times of the same kernel were apart, relative to the smallest
+    noise: float  # how far two or three times of the same kernel were apart, relative to the smallest
     cold: bool  # B came from memory, not from the L2 cache
     cache: Literal["cold", "warm", "streamed", "network"] = "cold"  # state of the caches: docs/measuring.md
     bound_micros: float
