@@ -3,6 +3,7 @@
 import re
 import shutil
 import subprocess
+import tomllib
 from typing import Any
 
 import pytest
@@ -116,11 +117,14 @@ def test_the_image_does_not_run_as_root_in_any_stage() -> None:
     assert STAGES[-1][1] == "cpu", "what is built where no stage is named"
 
 
-def test_what_is_copied_is_let_through() -> None:
-    ignored = (DOCKER / "Dockerfile.dockerignore").read_text().splitlines()
-    for path in (line[1:] for line in ignored if line.startswith("!")):
-        assert (ROOT / path).exists(), path
-    assert "!requirements.lock" in ignored and "!server" in ignored
+def test_what_the_package_is_made_of_is_let_through() -> None:
+    """Without one of these, pip cannot build the package in the image, or leaves a part of it out."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
+    needed = {*wheel["packages"], *wheel["force-include"], project["project"]["readme"], "pyproject.toml", "LICENSE"}
+    let = {line[1:] for line in (DOCKER / "Dockerfile.dockerignore").read_text().splitlines() if line.startswith("!")}
+    assert {path for path in needed if not {path, path.partition("/")[0]} & let} == set()
+    assert "requirements.lock" in let and all((ROOT / path).exists() for path in let)
 
 
 def test_hadolint_finds_nothing() -> None:
