@@ -22,7 +22,7 @@ from lospmm.model.report import (
     ModelReport,
     failed,
     launch_table,
-    parse,
+    read_report,
     skipped,
     succeeded,
     totals_of,
@@ -219,7 +219,7 @@ def _former(directory: Path, batch: Batch) -> tuple[LayerReport, ...]:
             return ()
         if REPORT_FILE not in held:
             raise BadRequest(f"{directory}: holds something other than a model's kernels; name an empty or new folder")
-        report = parse((directory / REPORT_FILE).read_bytes(), f"{directory / REPORT_FILE}")
+        report = read_report(directory)
     own = set(batch.model.names)
     if others := {layer.name for layer in report.layers if layer.name not in own and layer.folder in held}:
         raise BadRequest(

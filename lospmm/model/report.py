@@ -85,12 +85,12 @@ class LayerReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Total:
-    """Sums over the layers that have kernels for ``n`` columns: microseconds by cuBLAS, and as chosen.
+    """Sums over the layers that have kernels for ``n`` columns (None: all): microseconds by cuBLAS, and as chosen.
 
     ``timed`` of the ``layers`` were measured, the others are forecasts.
     """
 
-    n: int
+    n: int | None
     layers: int
     timed: int
     dense_micros: float
@@ -98,9 +98,9 @@ class Total:
 
     def __str__(self) -> str:
         """Return a line about it, with ~ where it has forecasts."""
-        about = "" if self.timed == self.layers else "~"
         layers = f"{self.layers} layer{'s' * (self.layers > 1)}"
-        return f"N {self.n}: {about}{self.chosen_micros:.2f} us, dense {about}{self.dense_micros:.2f} us ({layers})"
+        which, about = "all" if self.n is None else f"N {self.n}", "~" * (self.timed < self.layers)
+        return f"{which}: {about}{self.chosen_micros:.2f} us, dense {about}{self.dense_micros:.2f} us ({layers})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,26 +128,19 @@ class ModelReport:
 _REPORT = TypeAdapter(ModelReport)
 
 
-def parse(content: bytes, where: str) -> ModelReport:
-    """Parse a report. Raises BadRequest for anything but a report of this version."""
-    try:
-        report = _REPORT.validate_json(content)
-    except ValidationError:
-        raise BadRequest(f"{where}: is no report of `lospmm tune-model`, or damaged; name a new folder") from None
-    if report.schema != SCHEMA:
-        raise BadRequest(f"{where}: schema {report.schema}; this version reads {SCHEMA}; name a new folder")
-    return report
-
-
 def read_report(folder: Path) -> ModelReport:
     """Read the report in a model's folder. Raises BadRequest, also for names of layers' folders that are none."""
     file = folder / REPORT_FILE
     try:
-        report = parse(file.read_bytes(), str(file))
+        report = _REPORT.validate_json(file.read_bytes())
+    except ValidationError:
+        raise BadRequest(f"{file}: is no report of `lospmm tune-model`, or damaged; name a new folder") from None
     except OSError as error:
         raise BadRequest(
             f"{file}: cannot be read: {error.strerror}; name a folder that `lospmm tune-model` wrote"
         ) from None
+    if report.schema != SCHEMA:
+        raise BadRequest(f"{file}: schema {report.schema}; this version reads {SCHEMA}; name a new folder")
     for layer in report.layers:
         if layer.folder not in (folder_of(layer.name), folder_of(layer.name, layer.n)):
             raise BadRequest(f"{file}: is damaged: {layer.folder[:80]!r} is not the folder of {layer.name[:80]!r}")
@@ -194,15 +187,15 @@ def skipped(name: str, folder: str, reason: str) -> LayerReport:
 
 
 def totals_of(layers: Sequence[LayerReport]) -> tuple[Total, ...]:
-    """Return the sums over the layers with as many columns, ascending; those without both times are left out."""
-    found: dict[int, list[LayerReport]] = {}
-    for layer in layers:
-        if layer.n is not None and layer.times is not None:
-            found.setdefault(layer.n, []).append(layer)
-    return tuple(_total(n, found[n]) for n in sorted(found))
+    """Return sums by columns, or one if each layer has its own; layers without both times are left out."""
+    timed = [layer for layer in layers if layer.n is not None and layer.times is not None]
+    columns = sorted({layer.n or 0 for layer in timed})
+    if len(columns) > 1 and len({layer.name for layer in timed}) == len(timed):
+        return (_total(None, timed),)
+    return tuple(_total(n, [layer for layer in timed if layer.n == n]) for n in columns)
 
 
-def _total(n: int, layers: Sequence[LayerReport]) -> Total:
+def _total(n: int | None, layers: Sequence[LayerReport]) -> Total:
     dense, chosen = (math.fsum(sums) for sums in zip(*(one.times for one in layers if one.times), strict=True))
     timed = sum(one.is_timed for one in layers)
     return Total(n=n, layers=len(layers), timed=timed, dense_micros=dense, chosen_micros=chosen)

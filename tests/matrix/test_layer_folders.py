@@ -44,6 +44,10 @@ def test_totals_are_of_what_is_called() -> None:
         "N 1: ~4.00 us, dense ~3.00 us (1 layer)",
         "N 8: 8.00 us, dense 11.00 us (2 layers)",
     ]
+    assert totals_of(rows[1:3]) == (  # as of a network's layers: each has columns of its own
+        Total(n=None, layers=2, timed=1, dense_micros=9.0, chosen_micros=10.0),
+    )
+    assert str(*totals_of(rows[1:3])) == "all: ~10.00 us, dense ~9.00 us (2 layers)"
     assert [row.kernel for row in rows] == ["a@8", "b@8", "a@1", "b@1", "c"]
 
 
