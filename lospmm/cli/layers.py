@@ -7,8 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
+from lospmm.artifact.artifact import write_file
 from lospmm.cli.options import MIN_SPARSITY, MinSparsityOption, say
-from lospmm.errors import BadMatrix, BadRequest, LospmmError, extra_needed, system_errors
+from lospmm.errors import BadMatrix, BadRequest, DiskFault, LospmmError, extra_needed, system_errors
 from lospmm.matrix.limit import limit_hint
 from lospmm.matrix.readers import content_in
 from lospmm.model.layer_table import LayerTable
@@ -41,8 +42,10 @@ def layers(
         print(table.to_toml(), end="")
         say(quiet=asked > 0)(said)
         return
-    with system_errors(BadRequest, f"{out}: cannot be written"):
-        out.write_text(table.to_toml(), "utf-8")
+    with system_errors(DiskFault, f"{out}: cannot be written"):
+        if out.exists() and not out.is_file():
+            raise BadRequest(f"{out}: is no regular file; name one, or leave out --out to print the table")
+    write_file(out.resolve(), table.to_toml())
     say(quiet=False)(f"{out}: {said}")
 
 

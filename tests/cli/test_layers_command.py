@@ -1,6 +1,7 @@
 """lospmm layers: the layer table of a model, from a Python file to the kernels of tune-model."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,17 @@ def test_the_command(lospmm_command: Command, tmp_path: Path) -> None:
     tuned = lospmm_command("tune-model", net, "--layers", table, *H200, "--out", tmp_path / "out")
     assert tuned.status == 0, tuned.err
     assert {path.name for path in (tmp_path / "out").iterdir()} >= {"0.weight", "2.weight"}
+
+
+def test_a_table_is_written_whole_or_not_at_all(lospmm_command: Command, tmp_path: Path) -> None:
+    (tmp_path / "net.onnx").write_bytes(onnx_product(batch="batch"))
+    missing, pipe = tmp_path / "none" / "layers.toml", tmp_path / "pipe"
+    os.mkfifo(pipe)
+    answer = lospmm_command("layers", tmp_path / "net.onnx", "--out", missing)
+    assert (answer.status, answer.error) == (4, f"{missing}: cannot be written: No such file or directory")
+    answer = lospmm_command("layers", tmp_path / "net.onnx", "--out", pipe)
+    assert (answer.status, answer.error.partition(";")[0]) == (2, f"{pipe}: is no regular file")
+    assert {path.name for path in tmp_path.iterdir()} == {"net.onnx", "pipe"}
 
 
 @pytest.mark.usefixtures("own_cache")
