@@ -18,12 +18,8 @@ STAGES = (
 )  # fmt: skip
 
 
-def silent(_stage: str, _done: int, _total: int) -> None:
-    """Ignore the progress of a job."""
-
-
-def uncounted(_done: int, _total: int) -> None:
-    """Ignore the count of finished parts."""
+def silent(*_: object) -> None:
+    """Ignore the progress of a job, or of one of its stages."""
 
 
 class Stages:
@@ -53,6 +49,15 @@ class Stages:
         yield
         inner = sum(self._seconds.values()) - others
         self._seconds[name] += time.monotonic() - started - inner
+
+    def count(self, name: str) -> Count:
+        """Return a callback that reports finished parts of a stage. It raises CancelledError."""
+
+        def report(done: int, total: int) -> None:
+            with self.part(name):
+                self.progress(name, done, total)
+
+        return report
 
     def seconds(self) -> dict[str, float]:
         """Return the seconds of each stage, and under ``total`` those since the job began."""

@@ -5,17 +5,13 @@ from functools import partial
 from typing import TypeAlias
 
 from lospmm.client.answers import ENDED, Count, Job
-from lospmm.stages import Progress
+from lospmm.stages import Progress, silent
 
 #: Called with (layer, stage, done, total), and with (layer, state, 1, 1) when a layer runs or has ended.
 LayerProgress: TypeAlias = Callable[[str, str, int, int], None]
 
 #: Called with a job each time that the service was asked for it.
 Hear: TypeAlias = Callable[[Job], None]
-
-
-def ignore(_job: Job) -> None:
-    """Ignore a job's progress."""
 
 
 def stages(progress: Progress) -> Hear:
@@ -40,7 +36,7 @@ def _counted(progress: Progress) -> Callable[[Mapping[str, Count]], None]:
 def layer_stages(progress: LayerProgress | None, names: Sequence[str]) -> Hear:
     """Return a function that reports the progress of each layer; ``names`` are those of a job's layers."""
     if progress is None:
-        return ignore
+        return silent
     told = ["queued"] * len(names)
     counted = [_counted(partial(progress, name)) for name in names]
 

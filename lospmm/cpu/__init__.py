@@ -21,7 +21,7 @@ from lospmm.cpu import cpu, ptx_machine, sass_machine
 from lospmm.cpu.geometry import Geometry, Run
 from lospmm.errors import Unsupported
 from lospmm.problem.dtype import Dtype
-from lospmm.stages import Count, uncounted
+from lospmm.stages import Count, silent
 
 #: How each language is run.
 RUNTIMES: Mapping[str, Callable[[Emission, Run], NDArray[np.float32]]] = MappingProxyType(
@@ -35,7 +35,7 @@ def execute(
     columns: NDArray[np.int64],
     b: NDArray[np.float32],
     residual: NDArray[np.float32] | None = None,
-    progress: Count = uncounted,
+    progress: Count = silent,
 ) -> NDArray[np.float32]:
     """Return C of an emission, run on the CPU. Raises Unsupported for a language without a runtime.
 

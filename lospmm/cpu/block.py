@@ -12,7 +12,7 @@ from lospmm.cpu.native import Arrays, fault_of, run_native
 from lospmm.errors import VerificationFailed
 from lospmm.families.packed import PackedKernel
 from lospmm.settings import settings
-from lospmm.stages import Count, uncounted
+from lospmm.stages import Count, silent
 from lospmm.store import Store
 from lospmm.toolchain.gxx import BLOCK_OPTIONS, compile_shared_library
 
@@ -26,7 +26,7 @@ def execute_packed(
     *,
     m: int,
     residual: NDArray[np.float32] | None = None,
-    progress: Count = uncounted,
+    progress: Count = silent,
 ) -> NDArray[np.float32]:
     """Return C (m, n) of ``b`` (k, n), computed in the blocks that hold ``columns``; NaN elsewhere.
 
@@ -50,7 +50,7 @@ def run_blocks(
     c: NDArray[np.float32],
     residual: NDArray[np.float32] | None = None,
     *,
-    progress: Count = uncounted,
+    progress: Count = silent,
 ) -> NDArray[np.float32]:
     """Return ``c``, of any shape, after running the blocks of these numbers along x.
 

@@ -27,7 +27,7 @@ from lospmm.cpu.sass_arithmetic import ARITHMETIC, multiply_add_where
 from lospmm.cpu.sass_memory import MEMORY, load_where
 from lospmm.cpu.warp import Warp, warps_at_entry
 from lospmm.errors import ToolchainFault, VerificationFailed
-from lospmm.stages import Count, uncounted
+from lospmm.stages import Count, silent
 
 #: A tile that issues more instructions than this many times its length counts as endless.
 LOOP_LIMIT = 16
@@ -39,7 +39,7 @@ def execute(
     columns: NDArray[np.int64],
     b: NDArray[np.float32],
     residual: NDArray[np.float32] | None = None,
-    progress: Count = uncounted,
+    progress: Count = silent,
 ) -> NDArray[np.float32]:
     """Return C (m, columns) of machine code, as a row of ``RUNTIMES`` does for an emission.
 

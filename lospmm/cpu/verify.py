@@ -21,7 +21,7 @@ from lospmm.problem.accuracy import tolerance_of
 from lospmm.problem.convolution import Convolution, guard_bits, outside
 from lospmm.problem.operands import draw_b, draw_residual
 from lospmm.problem.problem import Problem, ceil_div
-from lospmm.stages import Count, uncounted
+from lospmm.stages import Count, silent
 
 #: The most columns of C that are computed, and how many at each end of a column block.
 MAX_COLUMNS = 64
@@ -39,7 +39,7 @@ LAUNCH_COLS = 64
 
 
 def verify_on_cpu(
-    problem: Problem, program: KernelProgram, emission: Emission, *, seed: int = 0, progress: Count = uncounted
+    problem: Problem, program: KernelProgram, emission: Emission, *, seed: int = 0, progress: Count = silent
 ) -> Verified:
     """Run the emission's text on the CPU for some columns. Raises VerificationFailed."""
     geometry = geometry_of(program, cols=LAUNCH_COLS)
@@ -60,7 +60,7 @@ def verify_on_cpu(
 
 
 def verify_packed_on_cpu(
-    problem: Problem, kernel: PackedKernel, *, seed: int = 0, progress: Count = uncounted
+    problem: Problem, kernel: PackedKernel, *, seed: int = 0, progress: Count = silent
 ) -> Verified:
     """Run blocks of a packed kernel's text on the CPU: of the first, a middle and the last columns.
 

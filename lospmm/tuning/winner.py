@@ -48,7 +48,7 @@ def build_winner(job: Job, winner: Candidate, prefetched: PrefetchedBuilds) -> B
                 store=job.store,
                 workers=job.session.workers,
                 stage=job.stages.stage,
-                progress=partial(job.stages.progress, "compile"),
+                progress=job.stages.count("compile"),
                 cancel=job.stages.cancel,
             )
             return BuiltWinner(
@@ -83,7 +83,7 @@ def verify_winner(job: Job, made: BuiltWinner, bench: Bench | None, compared: Co
         return Verified("gpu", compared.max_relative_error, job.problem.n)
     with job.stages.stage("verify"):
         if job.options.verify == "cpu":
-            built, progress = made.build, partial(job.stages.progress, "verify")
+            built, progress = made.build, job.stages.count("verify")
             assert built is not None, "this process has built it"
             if built.kernel is not None:
                 return verify_packed_on_cpu(job.problem, built.kernel, progress=progress)
