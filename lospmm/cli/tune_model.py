@@ -3,7 +3,8 @@
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
-from functools import partial
+from functools import cache, partial
+from itertools import count
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -136,7 +137,9 @@ def _noted(batch: Batch, wanted: Collection[str]) -> Iterator[tuple[str, Found]]
 def _tuned_there(tuning: Tuning, batch: Batch, out: Path, *, quiet: bool) -> ModelFolder:
     with open_client(tuning) as client:
         folder = _opened(out, batch, quiet=quiet)
-        fetch_layers(client, folder, batch, None if quiet else _say_layer)
+        begin, numbers = kernels_told(len(batch.kernels), say=say(quiet=quiet)), count()
+        begin_once = cache(lambda name: begin(next(numbers), name))
+        fetch_layers(client, folder, batch, lambda name, *_: begin_once(name))
     return folder
 
 
@@ -152,12 +155,6 @@ def _show(folder: ModelFolder, *, as_json: bool) -> None:
         print(total)
     if vectors := len(report.layers) - len(shown):
         print(f"{vectors} vector{'s' * (vectors > 1)}, such as biases, without kernels of their own: see {REPORT_FILE}")
-
-
-def _say_layer(layer: str, stage: str, done: int, total: int) -> None:
-    """Print a line for each stage that has ended, and for each state."""
-    if (done, total) == (1, 1):
-        say(quiet=False)(f"{layer}: {stage}")
 
 
 def _say_failure(layer: LayerReport) -> None:

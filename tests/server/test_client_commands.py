@@ -139,7 +139,7 @@ def test_a_model_by_a_service(run: Command, port: int, model: Path, tmp_path: Pa
     first = run(*command, *H200, cache=tmp_path / "own")
     assert first.status == 6
     assert "error: layer nan: net.safetensors: row 0, column 0: nan is not a finite float32\n" in first.err
-    assert "b/c: succeeded\n" in first.err
+    assert "kernel 2 of 4: b/c\n" in first.err
     layers = {layer["name"]: layer for layer in json.loads((out / "report.json").read_text())["layers"]}
     assert list(layers) == ["a", "b/c", "nan", "same"]
     store = kept.open_store()
@@ -164,7 +164,7 @@ def test_several_columns_by_a_service(run: Command, port: int, tmp_path: Path) -
     command = ("tune-model", tmp_path / "net.safetensors", "--n", "1,8", *low, *address, "--out", out)
     first = run(*command, cache=tmp_path / "own")
     assert first.status == 0, first.err
-    assert "b@8: succeeded\n" in first.err and first.err.count("join: ") == 2
+    assert "kernel 4 of 4: b@8\n" in first.err and first.err.count("join: ") == 2
     folders = [f"{name}@{n}" for name in "ab" for n in (1, 8)]
     assert [row.split()[:2] for row in first.out.splitlines()[1:5]] == [one.split("@") for one in folders]
     assert [artifact.read(out / one).manifest["n"] for one in folders] == [1, 8, 1, 8]
@@ -266,7 +266,7 @@ def test_a_model_whose_service_is_killed_meanwhile(
             "same",
             "N",
         ]
-    assert "a: succeeded\n" in lines and "b/c: succeeded\n" in lines
+    assert "kernel 1 of 4: a\n" in lines and "kernel 2 of 4: b/c\n" in lines
 
 
 @pytest.mark.slow
