@@ -154,7 +154,7 @@ def load_(model: nn.Module, directory: str | os.PathLike[str], *, emulate: bool 
         if isinstance(tuned, Tuned):
             site = by_name[one.name]
             swap_in(site.module, {site.weight: tuned})
-            every = [bucket.kernel.artifact.manifest["n"] for bucket in tuned.buckets]
+            every = sorted(bucket.kernel.artifact.manifest["n"] for bucket in tuned.buckets)
             loaded += [site.row("loaded", n=n, advice="sparse") for n in every]
         elif one.name in by_name:
             loaded.append(by_name[one.name].row(tuned))

@@ -165,7 +165,7 @@ def _shapes(model: nn.Module, sites: Sequence[Site], example: Any, columns: Sequ
 
 def _rows(work: TimedSite, choice: Choice) -> list[Row]:
     site, rows = work.site, []
-    for shape in dict.fromkeys([*work.buckets, *work.dense, *work.failed]):
+    for shape in sorted({*work.buckets, *work.dense, *work.failed}):
         times = {"dense_micros": work.dense.get(shape), "sparse_micros": work.sparse.get(shape)}
         n = shape[0] if len(shape) == 1 else None
         if shape in work.failed:
