@@ -59,7 +59,7 @@ def verify(
             raise BadRequest(f"{directory / name}: is not the kernel that {REPORT_FILE} names; tune it again")
         found[name] = provenance(kernel, tuned_for(kernel, directory / name, device))
         if not as_json:
-            _show(name, found[name])
+            _show(str(directory) if name == "." else name, found[name])
     agrees = all(one.agrees for one in found.values())
     if as_json:
         print_json({"agrees": agrees, "kernels": [_in_json(name, one) for name, one in found.items()]})

@@ -92,8 +92,8 @@ def required_host_compiler() -> Path:
     """Return g++. Raises ToolchainFault without it."""
     if (found := find_host_compiler()) is None:
         raise ToolchainFault(
-            "kernels that keep A as data, and CUDA C++, run on a CPU by g++, which is not on PATH: install it, or pass "
-            "--verify none"
+            "kernels that keep A as data, and CUDA C++, run on a CPU by g++, which is not on PATH: install it, or "
+            "tune with --verify none"
         )
     return found
 

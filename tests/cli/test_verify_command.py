@@ -58,7 +58,7 @@ def test_kernels_of_all_kinds_come_out_the_same(
     arguments = (tmp_path / "w.npy", *H200, "--bias", tmp_path / "b.npy", *options, "--quiet", "--out", out)
     assert lospmm_command("tune", *arguments, "--verify", "none").status == 0
     answer = lospmm_command("verify", out)
-    assert (answer.status, answer.out, answer.err) == (0, ".: the same bytes\n", "")
+    assert (answer.status, answer.out, answer.err) == (0, f"{out}: the same bytes\n", "")
 
 
 def test_a_model(lospmm_command: Command, tmp_path: Path) -> None:
@@ -106,12 +106,12 @@ def test_who_made_the_same_bytes_is_told(lospmm_command: Command, kernel: Path) 
     recorded = {field: found["recorded"] for field, found in differences(answer).items()}
     assert recorded == {"version": "9.9", "toolchain": "ptxas 99.1"}
     lines = lospmm_command("verify", kernel).out.splitlines()
-    assert lines[0] == ".: the same bytes" and lines[1].startswith("  version: recorded 9.9, here ")
+    assert lines[0] == f"{kernel}: the same bytes" and lines[1].startswith("  version: recorded 9.9, here ")
 
 
 def test_another_place_of_the_same_compiler_is_nothing(lospmm_command: Command, kernel: Path) -> None:
     changed(kernel, lambda found: found.update(toolchain=found["toolchain"].partition(" (")[0] + " (elsewhere)"))
-    assert lospmm_command("verify", kernel).out == ".: the same bytes\n"
+    assert lospmm_command("verify", kernel).out == f"{kernel}: the same bytes\n"
 
 
 @pytest.mark.parametrize(
