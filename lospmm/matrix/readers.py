@@ -303,7 +303,7 @@ _BEGINNINGS = {
 _FLOATS = {"F16": "<f2", "BF16": "<u2", "F32": "<f4", "F64": "<f8"}
 _MASKS = {**_FLOATS, "BOOL": "?", "U8": "u1", "I8": "i1", "I32": "<i4", "I64": "<i8"}
 #: Why a bias, or whatever else has fewer than two axes, gets no kernel.
-VECTOR = "a vector, no weight"
+VECTOR = "a vector: no kernel of its own"
 
 _NO_WEIGHT = f"holds no weight: a weight is {', '.join(_FLOATS)}, 2-D to 4-D"
 

@@ -106,7 +106,7 @@ def test_every_weight_has_a_folder(tune_model: Callable[..., Answer], model: Pat
     assert rows[-1] == "1 vector, such as biases, without kernels of their own: see report.json"
     report = report_in(out)
     assert (report["model"], report["n"], report["device"]) == ("net", 32, "h200")
-    assert report["layers"].pop()["skipped"] == "a vector, no weight"
+    assert report["layers"].pop()["skipped"] == "a vector: no kernel of its own"
     for layer in report["layers"]:
         kernel = artifact.read(out / layer["folder"])
         for name in ("cubin_sha256", "launch", "m", "k", "n", "nnz"):

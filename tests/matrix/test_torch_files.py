@@ -63,7 +63,7 @@ def test_a_checkpoint_is_a_model(tmp_path: Path) -> None:
     source = open_model(tmp_path / "pytorch_model.bin")
     assert (source.names, source.has_biases) == (("fc.weight",), True)
     assert source.others == {
-        "fc.bias": "a vector, no weight",
+        "fc.bias": "a vector: no kernel of its own",
         "steps": "I64 with 2 axes: weights are F16, BF16, F32, F64, with 2 to 4 axes",
     }
     ((_, file),) = source.read(["fc.weight"])

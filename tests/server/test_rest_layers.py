@@ -205,7 +205,7 @@ def test_each_layer_has_a_row_of_its_own(shared: TestClient) -> None:
     layers = {layer["name"]: layer for layer in job["layers"]}
     assert {name: layer["skipped"] for name, layer in layers.items() if layer["skipped"]} == {
         "head.weight": "the layer table has no row for it",
-        "conv.bias": "a vector, no weight",
+        "conv.bias": "a vector: no kernel of its own",
         "conv1d.weight": NO_WINDOW,
         "fc.scale": "I8 with 2 axes: weights are F16, BF16, F32, F64, with 2 to 4 axes",
     }

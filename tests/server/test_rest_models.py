@@ -50,7 +50,7 @@ def test_every_weight_of_a_file_is_a_layer_and_equal_ones_are_tuned_once(
     layers = {layer["name"]: layer for layer in job["layers"]}
     assert list(layers) == ["fc.0", "fc.1", "fc.2", "bias", "steps"]
     assert [layers[name]["state"] for name in ("bias", "steps")] == ["skipped", "skipped"]
-    assert layers["bias"]["skipped"] == "a vector, no weight"
+    assert layers["bias"]["skipped"] == "a vector: no kernel of its own"
     assert layers["fc.0"]["kernel"] == layers["fc.2"]["kernel"] != layers["fc.1"]["kernel"]
     assert slow_toolkit.compilations == 2  # a prologue each
     kernel = client.get(layers["fc.1"]["kernel"]).json()
@@ -143,7 +143,7 @@ def test_all_kernels_of_a_model_as_one_zip(client: TestClient, slow_toolkit: Slo
     }
     layers = {layer.name: layer for layer in read_report(folder).layers}
     assert [layers[name].skipped for name in ("bias", "steps")] == [
-        "a vector, no weight",
+        "a vector: no kernel of its own",
         "I64 with 2 axes: weights are F16, BF16, F32, F64, with 2 to 4 axes",
     ]
     assert {"fc.0", "fc.1", "fc.2", "report.json", "kernels.tsv"} == {path.name for path in folder.iterdir()}
