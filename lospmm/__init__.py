@@ -49,3 +49,8 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     with extra_needed("tune", f"lospmm.{name}"):
         return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    """List the names that are there, and those that are imported on first use."""
+    return [*globals(), *_HOMES]

@@ -30,6 +30,7 @@ def test_a_matrix_has_the_type_that_messages_name() -> None:
 def test_the_package_has_no_other_names() -> None:
     assert all(hasattr(lospmm, name) for name in lospmm.__all__)
     assert not hasattr(lospmm, "melody")
+    assert {*lospmm.__all__} <= {*dir(lospmm)}, "what completion offers"
 
 
 def test_everything_names_one_version() -> None:
