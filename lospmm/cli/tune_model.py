@@ -26,7 +26,7 @@ from lospmm.cli.options import (
 from lospmm.cli.output import print_json, print_table
 from lospmm.errors import BadRequest, LospmmError
 from lospmm.gpu.detect import device_of
-from lospmm.matrix.layers import REPORT_FILE, Found, open_model
+from lospmm.matrix.layers import Found, open_model
 from lospmm.matrix.readers import VECTOR, MatrixFile
 from lospmm.model.batch import join_layers, tune_here
 from lospmm.model.folder import Batch, ModelFolder, alone_in
@@ -149,12 +149,10 @@ def _show(folder: ModelFolder, *, as_json: bool) -> None:
         print_json(asdict(report))
         return
     heads = ("layer", "N", "shape", "sparsity", "us", "dense us", "advice")
-    shown = [layer for layer in report.layers if layer.skipped != VECTOR]
-    print_table(heads, table(shown), numbers=("N", "sparsity", "us", "dense us"))
+    rows = table([layer for layer in report.layers if layer.skipped != VECTOR])
+    print_table(heads, rows, numbers=("N", "sparsity", "us", "dense us"))
     for total in report.totals:
         print(total)
-    if vectors := len(report.layers) - len(shown):
-        print(f"{vectors} vector{'s' * (vectors > 1)}, such as biases, without kernels of their own: see {REPORT_FILE}")
 
 
 def _say_failure(layer: LayerReport) -> None:
