@@ -56,7 +56,7 @@ def keys_list(as_json: JsonOption = False) -> None:
         print_json({"keys": [dict(zip(("name", "created", "valid", "terms"), row, strict=True)) for row in shown]})
         return
     for key in found:
-        print(f"{key.name}  {key.created:%Y-%m-%d}  {'valid' if key.is_valid else 'revoked'}  {key.terms}".rstrip())
+        print(f"{key.name}  {key.created:%Y-%m-%d}  {'valid' if key.is_valid else 'ended'}  {key.terms}".rstrip())
 
 
 @keys_app.command("revoke")

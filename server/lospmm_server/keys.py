@@ -118,7 +118,8 @@ class Key:
 def add(database: Database, name: str, terms: Sequence[str] = ()) -> str:
     """Create a key called ``name`` and return it; it is shown only once. Raises BadRequest, DatabaseFault."""
     _check_name(name)
-    Terms.read(terms)
+    if Terms.read(terms).has_expired:
+        raise BadRequest("expires: the time is over; give a later one, as expires=2099-01-31")
     key = PREFIX + secrets.token_urlsafe(32)
     with database.write() as connection:
         if connection.execute(_valid().where(keys.c.name == name)).first() is not None:

@@ -72,6 +72,12 @@ def test_wrong_terms_are_refused(database: Database, tmp_path: Path, typed: list
     assert "secret" not in str(error.value)
 
 
+def test_a_key_that_would_never_be_valid_is_refused(database: Database) -> None:
+    with pytest.raises(BadRequest, match="expires: the time is over"):
+        keys.add(database, "team", ["expires=2020-01-01"])
+    assert keys.listed(database) == []
+
+
 def test_terms_of_a_file(tmp_path: Path) -> None:
     (tmp_path / "keys").write_text(
         f"old {'0' * 64}\nnew {'1' * 64}  team=a\tscopes=tune,read weight=3 expires=2030-01-31 shared # until then\n"
