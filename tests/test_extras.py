@@ -120,9 +120,12 @@ def test_a_service_is_asked_with_its_client_alone(tmp_path: Path) -> None:
         assert "must begin with http://" in without_extras(code, *command, *where, but="client")
 
 
-def test_the_command_names_its_extra() -> None:
-    code = "from lospmm.cli.main import run; print(run(['inspect', '.', '--json']))"
-    found = without_extras(code)
+@pytest.mark.parametrize(
+    ("command", "but"), [(("inspect", "."), ""), (("train-ranker", "data.npz", "--out", "model"), "client")]
+)
+def test_a_command_names_its_extra(command: tuple[str, ...], but: str) -> None:
+    code = "from lospmm.cli.main import run; print(run([*sys.argv[1:], '--json']))"
+    found = without_extras(code, *command, but=but)
     assert '"MissingExtra"' in found and "lospmm[tune]" in found and found.endswith("2\n")
 
 

@@ -8,7 +8,7 @@ import typer
 from lospmm.artifact.artifact import check_folder, write_file
 from lospmm.cli.options import JsonOption, QuietOption, out_option, say
 from lospmm.cli.output import print_json, print_pairs
-from lospmm.errors import BadRequest
+from lospmm.errors import BadRequest, extra_needed
 from lospmm.progress import reported
 from lospmm.settings import settings
 
@@ -37,7 +37,8 @@ def train_ranker(
 
     Set LOSPMM_RANKERS to the folder of --out, and --ranker lambdamart uses it.
     """
-    from lospmm_rank.train import card, collect, dataset, fit  # LightGBM is for this command alone
+    with extra_needed("tune", "train-ranker"):
+        from lospmm_rank.train import card, collect, dataset, fit  # LightGBM is for this command alone
 
     _check(out, collect_seconds, matrices)
     if collect_seconds > 0:

@@ -8,7 +8,7 @@ from typing import Any
 from lospmm.errors import ToolchainFault
 
 #: Advice of error messages; the machine may be a service's, whose clients cannot set the option.
-_WITHOUT = " on the machine that tunes; where that is no service, --ranker none does without it"
+_WITHOUT = " on the machine that tunes, or tune without it: --ranker none (not by a service)"
 
 
 def lightgbm() -> Any:
