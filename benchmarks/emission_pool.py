@@ -143,7 +143,7 @@ def _build_proxies(path: str, plain: Sequence[tuple[TileSize, Schedule]], emitte
     try:
         trials = proxies_of(problem, candidates, emitter)
         program, store = trials[0].program, Store(settings().cache_dir)
-        cubin = compile_proxy(program, emitter, problem.device.arch, store=store)
+        cubin = compile_proxy(problem, program, emitter, store)
     except (ToolchainFault, BadRequest) as error:
         return str(error)
     kept, seconds = kept_share(trials[0]), core_seconds() - started

@@ -131,7 +131,7 @@ def _kernel(problem: Problem, candidate: UnrolledPlan, emitter: str, store: Stor
 def _proxy(problem: Problem, candidate: UnrolledPlan, emitter: str, store: Store) -> Kernel:
     (trial,) = proxies(problem, [candidate])
     program = trial.program
-    cubin = compile_proxy(program, emitter, problem.device.arch, store=store)
+    cubin = compile_proxy(problem, program, emitter, store)
     return Kernel(cubin, program.name, trial.launch, 0.0, kept_share(trial), _instructions(program))
 
 

@@ -7,7 +7,9 @@ everything that determines the output: the compiler and its version, its options
 
 import hashlib
 import json
+import os
 import re
+import tempfile
 import threading
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
@@ -16,6 +18,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 
 from lospmm.codegen.emission import Emission
+from lospmm.errors import DiskFault, system_errors
 from lospmm.problem.launch import Launch
 from lospmm.store import Store
 from lospmm.toolchain import elf, lifetime
@@ -201,6 +204,15 @@ class OnDisk:
     entry: str
     launch: Launch
     build: object = None  # ``tuning.build.Build`` without the cubin, of a packed kernel
+
+
+def on_disk(built: Compiled, folder: Path, build: object) -> OnDisk:
+    """Write a kernel's cubin to a new file of ``folder``. Raises DiskFault."""
+    with system_errors(DiskFault, f"{folder}: cannot be written"):
+        number, name = tempfile.mkstemp(".cubin", dir=folder)
+        with os.fdopen(number, "wb") as file:
+            file.write(built.cubin)
+    return OnDisk(Path(name), built.entry, built.launch, build)
 
 
 #: A kernel, or a proxy of one, that can be run.

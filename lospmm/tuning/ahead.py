@@ -9,6 +9,7 @@ from lospmm.tuning.job import Job
 from lospmm.tuning.known import Known
 from lospmm.tuning.options import Options
 from lospmm.tuning.prepare import prepare, prepare_with_pool
+from lospmm.tuning.runner import build_elsewhere
 from lospmm.tuning.session import Session
 
 
@@ -26,8 +27,8 @@ def search_ahead(problem: Problem, options: Options, store: Store, session: Sess
     name, layer = tuning_of(problem, options), session.layers.alike(problem, options)
     is_new = session.begin_ahead(name, options.emitter, prepare_with_pool, problem, options)
     if is_new and layer is not None and layer.plan is not None and not options.each:
-        built = partial(builders.build, problem, options.emitter, store)
-        session.prefetch(name).begin([layer.plan], built, workers=1)
+        built = partial(build_elsewhere, builders, problem, options.emitter, store)
+        session.prefetch(name).begin(layer.plan, built)
 
 
 def prepared(job: Job) -> Known:

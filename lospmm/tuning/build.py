@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 from lospmm.codegen import emit, source_of
 from lospmm.codegen.emission import Emission
@@ -18,7 +19,7 @@ from lospmm.problem.dtype import Dtype
 from lospmm.problem.lanes import Lanes
 from lospmm.problem.problem import Problem
 from lospmm.store import Store, made_together
-from lospmm.toolchain.compile import Binary, Compiled, compile_kernel
+from lospmm.toolchain.compile import Binary, Compiled, OnDisk, compile_kernel, on_disk
 from lospmm.toolchain.template import emission_of
 
 
@@ -106,6 +107,13 @@ def with_cubin(built: Build, cubin: bytes, data: bytes) -> Build:
     assert built.kernel is not None, "it is packed"
     compiled, binary = replace(built.compiled, cubin=cubin), replace(built.binary, cubin=cubin)
     return replace(built, compiled=compiled, binary=binary, kernel=replace(built.kernel, data=data))
+
+
+def build_into(problem: Problem, candidate: Candidate, emitter: str, store: Store, folder: Path) -> OnDisk:
+    """Build a kernel, with its cubin in a new file of ``folder``. Raises DiskFault, and as ``build``."""
+    made = build(problem, candidate, emitter, store=store, workers=1)
+    rest = None if made.kernel is None else with_cubin(made, b"", b"")  # the source of an unrolled one costs a build
+    return on_disk(made.compiled, folder, rest)
 
 
 def build_with_source(problem: Problem, candidate: Candidate, emitter: str, store: Store) -> Build:

@@ -1,7 +1,7 @@
 """Builders, processes that build kernels in parallel, and the built kernels of a tuning.
 
     with BuilderPool(16) as builders:
-        kernel = builders.build(problem, "sass", store, candidate, place)  # from several threads
+        kernel = builders.call(build_into, problem, candidate, "sass", store, folder)  # from several threads
 
 Python writes machine code and packs A for the other families, and runs one thread of a process at a time. Other
 languages need no builders: their compilers are processes already. ``runner.py`` times the kernels.
@@ -13,7 +13,7 @@ import sys
 import tempfile
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -25,7 +25,6 @@ from lospmm.families.candidate import Candidate
 from lospmm.gpu.process import WorkerLost, WorkerProcess
 from lospmm.problem.problem import Problem
 from lospmm.settings import settings
-from lospmm.store import Store
 from lospmm.toolchain.compile import Built, OnDisk
 
 #: -P: the current directory is not searched for modules.
@@ -47,48 +46,10 @@ def builders_for(problem: Problem, size: int) -> int:
     return max(1, min(size, memory_bytes() // 2 // (BYTES_OF_NONZERO * max(problem.matrix.nnz, 1))))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class BuildRequest:
-    """A kernel to build, with its cubin in a new file of ``folder``.
-
-    ``problem`` is None if it is that of the previous request.
-    """
-
-    problem: Problem | None
-    candidate: Candidate
-    emitter: str
-    store: Store
-    folder: Path
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PrepareRequest:
-    """The packing steps that ``candidates`` share, to run before builds. ``problem`` as in BuildRequest."""
-
-    problem: Problem | None
-    candidates: Sequence[Candidate]
-    store: Store
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class CallRequest:
-    """A call of a module's function with ``arguments``."""
-
-    function: Callable[..., object]
-    arguments: tuple[object, ...]
-
-
 @dataclass(slots=True, eq=False)
 class _BuilderProcess:
     process: WorkerProcess
-    problem: Problem | None = None  # of the last request
-
-    def told(self, problem: Problem) -> Problem | None:
-        """Return the problem to send with a request: None if it is that of the last request."""
-        if self.problem is problem:
-            return None
-        self.problem = problem
-        return problem
+    problem: Problem | None = None  # of its last call, which it keeps
 
 
 class BuilderPool:
@@ -118,39 +79,26 @@ class BuilderPool:
         while (builder := self._taken()) is not None:
             builder.process.end()
 
-    def build(self, problem: Problem, emitter: str, store: Store, candidate: Candidate, place: "BuildPlace") -> OnDisk:
-        """Build the kernel of ``candidate`` into ``place``.
-
-        Raises ToolchainFault, also if the emitter cannot write the kernel, and CancelledError. Either may end a
-        builder; a later request starts another.
-        """
-        rest = candidate, emitter, store, place.folder
-        built = self._ask(lambda builder: BuildRequest(builder.told(problem), *rest), place.stop)
-        assert isinstance(built, OnDisk)
-        return built
-
-    def prepare(
-        self, problem: Problem, candidates: Sequence[Candidate], store: Store, cancel: threading.Event | None = None
-    ) -> None:
-        """Run the packing steps that several plans share, possibly together with other builders.
-
-        Raises as ``build``.
-        """
-        self._ask(lambda builder: PrepareRequest(builder.told(problem), candidates, store), cancel)
-
     def call(
-        self, function: Callable[..., object], *arguments: object, cancel: threading.Event | None = None
+        self,
+        function: Callable[..., object],
+        problem: Problem,
+        *arguments: object,
+        cancel: threading.Event | None = None,
     ) -> object:
-        """Call a module's function in a builder. Raises as ``build``."""
-        return self._ask(lambda _: CallRequest(function, arguments), cancel)
+        """Call a module's ``function(problem, *arguments)`` in a builder.
 
-    def _ask(self, request_to: Callable[[_BuilderProcess], object], cancel: threading.Event | None) -> object:
+        Raises ToolchainFault, also if the emitter cannot write a kernel, and CancelledError. Either may end a builder;
+        a later call starts another.
+        """
         with self._turns:
             if cancel is not None and cancel.is_set():
                 raise CancelledError
             builder = self._taken() or self._new()
+            given = None if builder.problem is problem else problem
+            builder.problem = problem
             try:
-                answer = builder.process.ask(request_to(builder), settings().compile_seconds, cancel)
+                answer = builder.process.ask((function, given, arguments), settings().compile_seconds, cancel)
             except WorkerLost as lost:
                 raise ToolchainFault(f"a process that builds kernels: {lost}") from None
             self._idle.append(builder)
@@ -230,10 +178,10 @@ class PrefetchedBuilds:
             self._made = BuildPlace()
         return self._made
 
-    def begin(self, candidates: Sequence[Candidate], build: Callable[..., Built], workers: int) -> None:
-        """Start ``build(candidate, place)`` for each candidate, in ``workers`` threads."""
-        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="build ahead")
-        self._begun |= {one: self._pool.submit(build, one, self._place) for one in dict.fromkeys(candidates)}
+    def begin(self, candidate: Candidate, build: Callable[[Candidate, BuildPlace], Built]) -> None:
+        """Start ``build(candidate, place)`` in a thread."""
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="build ahead")
+        self._begun[candidate] = self._pool.submit(build, candidate, self._place)
 
     def take(self, candidate: Candidate) -> Future[Built] | None:
         """Return the kernel of a candidate, possibly still being built; None if there is none."""

@@ -24,8 +24,9 @@ def proxies_of(problem: Problem, candidates: Sequence[UnrolledPlan], emitter: st
 
 
 def compile_proxy(
-    program: KernelProgram, emitter: str, arch: str, store: Store, *, stop: threading.Event | None = None
+    problem: Problem, program: KernelProgram, emitter: str, store: Store, *, stop: threading.Event | None = None
 ) -> bytes:
     """Return the cubin of a proxy. Raises Unsupported, ToolchainFault, and CancelledError."""
+    arch = problem.device.arch
     emission = emit(program, emitter, arch)
     return compile_kernel(emission, arch=arch, registers=program.registers, store=store, workers=1, cancel=stop).cubin

@@ -66,11 +66,11 @@ class ProxyRunner(GpuRunner):
         return [builds[id(one.program)] for one in proxies]
 
     def _build_proxy(self, proxy: ProxyKernel, stop: threading.Event) -> Built:
-        program, arch, began = proxy.program, self.problem.device.arch, self.budget.clock()
+        program, began = proxy.program, self.budget.clock()
         if self.builders is None:
-            cubin = compile_proxy(program, self.emitter, arch, self.store, stop=stop)
+            cubin = compile_proxy(self.problem, program, self.emitter, self.store, stop=stop)
         else:
-            found = self.builders.call(compile_proxy, program, self.emitter, arch, self.store, cancel=stop)
+            found = self.builders.call(compile_proxy, self.problem, program, self.emitter, self.store, cancel=stop)
             assert isinstance(found, bytes)
             cubin = found
         self._building.append((self.budget.clock() - began, sum(len(tile.code) for tile in program.tiles)))

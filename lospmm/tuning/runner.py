@@ -18,7 +18,7 @@ from lospmm.stages import Stages
 from lospmm.store import Store
 from lospmm.toolchain.compile import Built, OnDisk
 from lospmm.tuning.budget import Budget
-from lospmm.tuning.build import build, shares_packing
+from lospmm.tuning.build import build, build_into, prepare, shares_packing
 from lospmm.tuning.builders import BuilderPool, BuildPlace, PrefetchedBuilds
 from lospmm.tuning.history import History
 from lospmm.tuning.trial import Trial
@@ -140,7 +140,7 @@ class GpuRunner:
         shared = [one for one in dict.fromkeys(candidates) if shares_packing(self.problem, one)]
         if self.builders is not None and shared:
             for _ in range(self.workers):  # a failure here recurs in the builds, which report it
-                threads.submit(self.builders.prepare, self.problem, shared, self.store, place.stop)
+                threads.submit(self.builders.call, prepare, self.problem, shared, self.store, cancel=place.stop)
         builds: dict[Candidate, Future[Built]] = {}
         distinct = dict.fromkeys(candidates)
         compilers = 1 if effort == BRIEF else max(1, self.workers // len(distinct))  # finals have all cores
@@ -151,7 +151,7 @@ class GpuRunner:
 
     def _build(self, candidate: Candidate, place: BuildPlace, compilers: int) -> Built:
         if self.builders is not None:
-            return self.builders.build(self.problem, self.emitter, self.store, candidate, place)
+            return build_elsewhere(self.builders, self.problem, self.emitter, self.store, candidate, place)
         own = self.problem, candidate, self.emitter
         return build(*own, store=self.store, workers=compilers, cancel=place.stop).compiled
 
@@ -226,6 +226,15 @@ class GpuRunner:
         built, is_asked, place = future.result(), any(one.build is future for one in left), self._place
         if isinstance(built, OnDisk) and place and built.cubin.parent == place.folder and not is_asked:
             built.cubin.unlink(missing_ok=True)
+
+
+def build_elsewhere(
+    builders: BuilderPool, problem: Problem, emitter: str, store: Store, candidate: Candidate, place: BuildPlace
+) -> OnDisk:
+    """Build the kernel of ``candidate`` into ``place`` by one of the builders. Raises as ``BuilderPool.call``."""
+    built = builders.call(build_into, problem, candidate, emitter, store, place.folder, cancel=place.stop)
+    assert isinstance(built, OnDisk)
+    return built
 
 
 def is_built(future: Future[Built], stages: Stages, is_over: Callable[[], bool] = lambda: False) -> bool:

@@ -68,7 +68,9 @@ class Session:
             self._builders.start()
         return self._builders
 
-    def begin_ahead(self, name: Hashable, emitter: str, function: Callable[..., object], *arguments: object) -> bool:
+    def begin_ahead(
+        self, name: Hashable, emitter: str, function: Callable[..., object], problem: Problem, *arguments: object
+    ) -> bool:
         """Call a module's function in a builder for a later tuning, which takes the result by ``name``.
 
         Returns False, and does nothing, if it was begun, or without builders: the tuning then calls it itself.
@@ -77,7 +79,7 @@ class Session:
             return False
         if self._ahead is None:
             self._ahead = self._stack.enter_context(ThreadPoolExecutor(2, thread_name_prefix="ahead"))
-        self._begun[name] = self._ahead.submit(builders.call, function, *arguments, cancel=self._stop)
+        self._begun[name] = self._ahead.submit(builders.call, function, problem, *arguments, cancel=self._stop)
         return True
 
     def begun_ahead(self, name: Hashable) -> object | None:

@@ -52,7 +52,7 @@ def test_a_proxy_writes_what_the_interpreter_says(driver: Driver, emitter: str) 
     on_gpu = driver.allocate(b.nbytes), driver.allocate(c.nbytes)
     driver.upload(on_gpu[0], b)
     for trial in proxies(problem, candidates_of(problem, emitter)):
-        cubin = compile_proxy(trial.program, emitter, problem.device.arch, store=Store(settings().cache_dir))
+        cubin = compile_proxy(problem, trial.program, emitter, Store(settings().cache_dir))
         function = driver.load(cubin, trial.program.name)
         driver.fill(on_gpu[1], 0xFFFFFFFF, c.size)
         driver.launch(function, trial.launch, tuple(np.uint64(address) for address in on_gpu))

@@ -28,12 +28,13 @@ from lospmm.store import Store
 from lospmm.toolchain.compile import Compiled
 from lospmm.tuning import builders as pools
 from lospmm.tuning import session as sessions
-from lospmm.tuning.build import Build, build, build_with_source, with_source
+from lospmm.tuning.build import Build, build, build_with_source, prepare, with_source
 from lospmm.tuning.builders import BuilderPool, BuildPlace
 from lospmm.tuning.history import named
 from lospmm.tuning.known import Known
 from lospmm.tuning.options import Options
 from lospmm.tuning.prepare import prepare_with_pool
+from lospmm.tuning.runner import build_elsewhere
 from lospmm.tuning.session import Session
 from tests.space.test_explore import random_matrix
 
@@ -77,7 +78,7 @@ def two() -> Iterator[BuilderPool]:
 
 def built(pool: BuilderPool, problem: Problem, candidate: Candidate, store: Store, emitter: str = "sass") -> Compiled:
     place = BuildPlace()
-    made = pool.build(problem, emitter, store, candidate, place)
+    made = build_elsewhere(pool, problem, emitter, store, candidate, place)
     assert made.cubin.parent == place.folder
     return Compiled(made.cubin.read_bytes(), made.entry, made.launch)
 
@@ -111,7 +112,7 @@ def test_builders_prepare_together(two: BuilderPool, store: Store) -> None:
     problem = Problem(random_matrix(2500, 512, 0.1, seed=3), 64, DEVICES["h200"], dtype=DTYPES["float16"])
     candidate = Candidate("tensor_core", TwoOfFour(1, 64, 1), 1.0)
     with ThreadPoolExecutor(2) as threads:
-        list(threads.map(lambda _: two.prepare(problem, [candidate], store), range(2)))
+        list(threads.map(lambda _: two.call(prepare, problem, [candidate], store), range(2)))
     kept = [entry for entry in store.entries() if entry.kind == "fours"]
     assert len(kept) == 3
     built(two, problem, candidate, store)
@@ -200,9 +201,9 @@ def test_a_cancelled_build_ends_its_builder(two: BuilderPool, store: Store, monk
     place = BuildPlace()
     threading.Timer(0.2, place.stop.set).start()
     with pytest.raises(CancelledError):
-        two.build(PROBLEMS[0], "sass", store, candidates(PROBLEMS[0])[0], place)
+        build_elsewhere(two, PROBLEMS[0], "sass", store, candidates(PROBLEMS[0])[0], place)
     with pytest.raises(CancelledError):
-        two.build(PROBLEMS[0], "sass", store, candidates(PROBLEMS[0])[0], place)
+        build_elsewhere(two, PROBLEMS[0], "sass", store, candidates(PROBLEMS[0])[0], place)
 
 
 @pytest.mark.slow

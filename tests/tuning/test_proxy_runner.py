@@ -132,7 +132,7 @@ def test_equation_6_holds_text_alone_to_its_kernels_occupancy() -> None:
 def test_a_proxy_of_another_width_is_the_same_cubin(store: Store) -> None:
     problem = problem_of()
     narrow, wide = proxies(problem, candidates_of(problem, (4, 32, Schedule(4)), (4, 96, Schedule(4))))
-    cubin = compile_proxy(narrow.program, "sass", "sm_90", store=store)
+    cubin = compile_proxy(problem, narrow.program, "sass", store)
     assert machine_code(cubin, narrow.program.name, "sm_90").registers >= 4 + 4
     assert narrow.program is wide.program
     assert (narrow.launch.block, wide.launch.block) == (32, 96)
@@ -164,7 +164,7 @@ def test_each_candidate_has_the_time_of_its_proxy_over_what_that_kept(bench: Ben
         (kernel,) = runner.again(candidates[:1])
         assert (runner.built, runner.timed) == (2, 4)
     for trial, candidate, one in zip(proxies_of(problem, plans, "sass"), candidates, found, strict=True):
-        cubin = compile_proxy(trial.program, "sass", "sm_90", store=store)
+        cubin = compile_proxy(problem, trial.program, "sass", store)
         code = machine_code(cubin, trial.program.name, "sm_90")
         assert one.candidate is candidate and one.has_run
         assert one.micros == pytest.approx(machine_gpu.micros_of(code) / kept_share(trial), rel=0.3)
@@ -197,7 +197,7 @@ def test_proxies_leave_time_for_the_kernels_of_the_fastest(
     def of_kernel(problem: Problem, candidate: Candidate, *_: Any) -> int:
         return int(candidate.plan.tiling.nnc.sum()) + problem.matrix.nnz + problem.matrix.m
 
-    def of_proxy(program: KernelProgram, *_: Any) -> int:
+    def of_proxy(_: Problem, program: KernelProgram, *__: Any) -> int:
         return sum(len(tile.code) for tile in program.tiles)
 
     monkeypatch.setattr(measure, "compile_gate", lambda _arch: b"gate")

@@ -28,7 +28,7 @@ from lospmm.toolchain import elf
 from lospmm.toolchain.compile import Compiled
 from lospmm.tuning import runner as runners
 from lospmm.tuning.budget import LEAST_SEARCH_SECONDS, Budget
-from lospmm.tuning.build import Build, build
+from lospmm.tuning.build import Build, build, prepare
 from lospmm.tuning.builders import BuilderPool, PrefetchedBuilds
 from lospmm.tuning.history import History, conditions_of
 from lospmm.tuning.runner import GpuRunner
@@ -157,7 +157,12 @@ def test_what_plans_have_in_common_is_done_together(
     shared = [Candidate("tensor_core", plan, 1.0) for plan in FAMILIES["tensor_core"].plans(problem)[:2]]
     asked: list[Any] = []
     with BuilderPool(2) as builders, made(bench, tmp_path, problem=problem, builders=builders) as runner:
-        monkeypatch.setattr(builders, "prepare", lambda *given: asked.append(given[1]))
+        call = builders.call
+
+        def counted(function: Callable[..., Any], *given: Any, cancel: Any) -> object:
+            return asked.append(given[1]) if function is prepare else call(function, *given, cancel=cancel)
+
+        monkeypatch.setattr(builders, "call", counted)
         monkeypatch.setattr(all_fours, "PART_COLUMNS", 0)
         runner.begin([*shared, shared[0]])
         left = [sum(Path(str(cubin)).exists() for cubin, _, _ in bench.measured) for _ in runner.trials(3)]
@@ -179,7 +184,7 @@ def test_what_is_prefetched_is_not_built_and_the_fastest_are_kept(
     ready = Compiled(b"prefetched", "k", Launch((1, 9, 1), 32))
     with PrefetchedBuilds(kept=1) as prefetched:
         runner.prefetched = prefetched
-        prefetched.begin([first], lambda *_: ready, workers=1)
+        prefetched.begin(first, lambda *_: ready)
         assert [one.timing is not None for one in timed(runner, [first, second, fastest])] == [True] * 3
         assert bench.measured[0][:2] == (b"prefetched", "k")
         assert set(built) == {second, fastest}
