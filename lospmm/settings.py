@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 import platformdirs
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError, field_validator
 
 from lospmm.errors import BadSettings, printable
 
@@ -33,78 +33,36 @@ SERVICE_NONZEROS = 4_000_000
 
 
 class Settings(BaseModel):
-    """The settings of one process, read from ``LOSPMM_*`` environment variables."""
+    """The settings of one process, read from ``LOSPMM_*`` environment variables; docs/settings.md explains each."""
 
     model_config = ConfigDict(frozen=True)
 
-    cache_dir: Path = Field(
-        default_factory=lambda: platformdirs.user_cache_path("lospmm"),
-        description="Where compiled units and tuned kernels are kept.",
-    )
-    toolkit: Path | None = Field(
-        default=None,
-        description="A CUDA toolkit to take nvcc, ptxas and nvlink from, before CUDA_HOME, PATH and the PyPI packages.",
-    )
-    workers: int = Field(
-        default_factory=lambda: len(os.sched_getaffinity(0)),
-        ge=1,
-        description="Compilers run, and kernels built, at the same time.",
-    )
-    compile_seconds: float = Field(default=600.0, gt=0, description="Time limit of one compiler process, in seconds.")
-    compile_bytes: int = Field(
-        default=8 << 30, gt=0, description="Address space limit of one compiler process, in bytes."
-    )
-    sputnik: Path | None = Field(
-        default=None, description="A shared library of Sputnik for `lospmm bench` to time too."
-    )
-    rankers: Path | None = Field(
-        default=None, description="Folder of rank models trained here; they come before the shipped ones."
-    )
-    database_url: str | None = Field(
-        default=None,
-        description="Where the service keeps its jobs: postgresql://... or sqlite:///...; else a file in the cache.",
-    )
-    api_keys: Path | None = Field(
-        default=None, description="A file of API keys of the service: a name and the sha256 of its key on each line."
-    )
-    server: str | None = Field(
-        default=None, description="Address of a service on which `lospmm tune` and `tune-model` run."
-    )
-    key: str | None = Field(default=None, description="The API key that goes with requests to it.")
-    worker_gpu: str | None = Field(
-        default=None,
-        description="Device name of the GPU of the service's workers, if it is not this machine's.",
-    )
-    max_jobs: int = Field(default=4000, gt=0, description="Most jobs of the service that wait or run at a time.")
-    max_jobs_per_key: int = Field(
-        default=1000, gt=0, description="Most jobs of one API key that wait or run at a time."
-    )
-    max_attempts: int = Field(default=3, gt=0, description="Attempts at a job that ends its worker, before it fails.")
-    max_n: int = Field(default=1 << 24, gt=0, description="The most columns of B that the service tunes for.")
-    job_seconds: float = Field(default=7200.0, gt=0, description="Time limit of one job of the service.")
-    upload_seconds: float = Field(default=300.0, gt=0, description="Time limit for the body of a request to arrive.")
-    max_nonzeros: int = Field(
-        default=50_000_000,
-        gt=0,
-        description=f"The most nonzeros of a matrix that is read; {SERVICE_NONZEROS} by a service unless it is set.",
-    )
-    max_unrolled_nonzeros: int = Field(
-        default=4_000_000, gt=0, description="The most nonzeros that a kernel has in its instructions."
-    )
-    fetch_code: bool = Field(default=True, description="Prefetch the code of large kernels, where the emitter can.")
-    max_upload_bytes: int = Field(default=256 << 20, gt=0, description="The largest matrix file read, in bytes.")
-    max_uploads_bytes: int = Field(
-        default=1 << 30, gt=0, description="Uploads that a service holds at the same time, in bytes."
-    )
-    driver: Literal["auto", "cuda-core", "pycuda"] = Field(
-        default="auto", description="The library that a GPU is driven through; auto is cuda-core."
-    )
-    measure_seconds: float = Field(
-        default=30.0, gt=0, description="Time limit of one kernel that is checked and timed on a GPU, in seconds."
-    )
-    prepare_seconds: float = Field(
-        default=120.0, gt=0, description="Time limit for the process that runs kernels to start and to hold A and B."
-    )
+    cache_dir: Path = Field(default_factory=lambda: platformdirs.user_cache_path("lospmm"))
+    toolkit: Path | None = None  # before CUDA_HOME, PATH and the PyPI packages
+    workers: PositiveInt = Field(default_factory=lambda: len(os.sched_getaffinity(0)))
+    compile_seconds: PositiveFloat = 600.0  # of one compiler process, as its bytes of address space
+    compile_bytes: PositiveInt = 8 << 30
+    sputnik: Path | None = None
+    rankers: Path | None = None
+    database_url: str | None = None
+    api_keys: Path | None = None
+    server: str | None = None
+    key: str | None = None
+    worker_gpu: str | None = None
+    max_jobs: PositiveInt = 4000
+    max_jobs_per_key: PositiveInt = 1000
+    max_attempts: PositiveInt = 3
+    max_n: PositiveInt = 1 << 24
+    job_seconds: PositiveFloat = 7200.0
+    upload_seconds: PositiveFloat = 300.0
+    max_nonzeros: PositiveInt = 50_000_000  # SERVICE_NONZEROS in a service
+    max_unrolled_nonzeros: PositiveInt = 4_000_000
+    fetch_code: bool = True
+    max_upload_bytes: PositiveInt = 256 << 20
+    max_uploads_bytes: PositiveInt = 1 << 30
+    driver: Literal["auto", "cuda-core", "pycuda"] = "auto"  # cuda-core
+    measure_seconds: PositiveFloat = 30.0
+    prepare_seconds: PositiveFloat = 120.0
 
     @field_validator("cache_dir", "toolkit", "sputnik", "rankers", "api_keys")
     @classmethod
