@@ -158,6 +158,16 @@ class Store:
             _write(scratch, kind, key, files, None if like is None else self.directory(kind, like))
             return self._place(scratch, directory)
 
+    def replace(self, kind: str, key: str, files: Mapping[str, bytes]) -> None:
+        """Write an entry in place of an earlier one; a reader finds either, or none."""
+        directory = self.directory(kind, key)
+        with self._faults(), self._scratch() as scratch:
+            (whole := scratch / "whole").mkdir()
+            _write(whole, kind, key, files, None)
+            with suppress(FileNotFoundError):
+                directory.rename(scratch / "earlier")
+            self._place(whole, directory)
+
     @contextmanager
     def staging(self) -> Iterator["Store"]:
         """Yield a temporary store; ``adopt`` keeps its entries, and the rest is deleted when the block ends."""

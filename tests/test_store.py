@@ -75,6 +75,13 @@ def test_the_first_writer_wins(store: Store) -> None:
     assert store.get("unit", KEY) == {"file": b"first"}
 
 
+def test_a_replaced_entry_is_the_last_one_whole(store: Store) -> None:
+    for files in (FILES, {"another.bin": b"1"}):
+        store.replace("kernel", KEY, files)
+        assert store.get("kernel", KEY) == files
+    assert store.verify() == [] and leftovers(store) == []
+
+
 def test_equal_files_of_an_entry_are_linked(store: Store) -> None:
     other = KEY[::-1]
     store.put("unit", KEY, {"a": b"same", "b": b"one"})

@@ -9,7 +9,6 @@ from lospmm.cli.options import JsonOption
 from lospmm.cli.show import show_entries
 from lospmm.errors import ToolchainFault
 from lospmm.settings import settings
-from lospmm.tuning import history
 
 cache_app = typer.Typer(help="The store of compiled units and tuned kernels.")
 
@@ -42,8 +41,7 @@ def cache_prune(
 @cache_app.command("verify")
 def cache_verify(as_json: JsonOption = False) -> None:
     """Check every entry of the store against its checksums; exit status 4 if any is corrupt."""
-    store = kept.open_store()
-    corrupt = [*store.verify(), *history.verify(store)]
+    corrupt = kept.open_store().verify()
     title = "corrupt, and built again when next asked for" if corrupt else "corrupt"
     show_entries(corrupt, title, as_json=as_json)
     if corrupt:

@@ -1,17 +1,15 @@
 """History of measurements, kept in the store so that nothing is measured twice.
 
 There is an entry of the kind ``TIMINGS`` for each set of conditions: everything but the candidate that decides a time.
-Beside ``conditions.json`` it has ``timings.jsonl``, to which every process appends a line per measurement, each in one
-write. A killed process leaves at most one torn line. Readers skip torn lines and, as each line has a checksum, damaged
-ones.
+Beside ``conditions.json`` it has ``timings.jsonl``, with a line per measurement. Only who holds the GPU's lock writes
+it, every second; a killed process loses no more.
 """
 
-import fcntl
 import hashlib
 import json
-import os
+import time
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
@@ -20,13 +18,12 @@ from typing import Any
 import numpy as np
 from pydantic import TypeAdapter
 
-from lospmm.errors import DiskFault
 from lospmm.families.candidate import Candidate
 from lospmm.gpu.messages import CacheState, Measurement
 from lospmm.gpu.timing import Effort
 from lospmm.problem.problem import Problem, layer_fields
 from lospmm.settings import settings
-from lospmm.store import Entry, Store
+from lospmm.store import Store
 
 #: The kind of these entries in the store.
 TIMINGS = "timings"
@@ -34,15 +31,15 @@ TIMINGS = "timings"
 CONDITIONS_FILE = "conditions.json"
 LINES_FILE = "timings.jsonl"
 
-#: The field of a line that holds the checksum of the other fields.
-CHECKSUM = "crc32"
-
 #: Part of every key: increase it when the meaning of a line changes.
-FORMAT = 1
+FORMAT = 2
 
 #: The packages that decide the machine code of a candidate and how it is timed. Their content is part of every key, so
 #: that a changed emitter finds no times of an earlier one. A test compares them with what is imported.
 DECISIVE = ("problem", "space", "codegen", "families", "toolchain", "gpu")
+
+#: Seconds after which new measurements are stored, which takes a hundredth of one.
+SAVE_SECONDS = 1.0
 
 #: How often a candidate is measured if its process is lost: another kernel may have been the cause.
 LOST_ATTEMPTS = 2
@@ -101,20 +98,19 @@ def decisive_files(root: Path) -> list[Path]:
 class History:
     """Measurements made under some conditions.
 
-    Each is returned once, so that taking a candidate again gives another measurement. For one thread at a time; other
-    processes may add to the same entry.
+    Each is returned once, so that taking a candidate again gives another measurement. For one process at a time.
     """
 
     def __init__(self, store: Store, conditions: Conditions) -> None:
         """Read the measurements of ``conditions`` in ``store``. Raises DiskFault if the disk fails."""
         self._store, self._conditions = store, conditions
         self._left: dict[str, list[tuple[int, Measurement]]] = {}
-        if store.get(TIMINGS, key_of(conditions)) is None:  # ``get`` removes an entry whose conditions.json is damaged
-            self._begin()
-        for line in _lines(self._path):
-            if (read := _read(line)) is not None:
-                name, replays, measurement = read
-                self._left.setdefault(name, []).append((replays, measurement))
+        self._lines = (store.get(TIMINGS, key_of(conditions)) or {}).get(LINES_FILE, b"").splitlines(keepends=True)
+        self._saved, self._saved_lines = time.monotonic(), len(self._lines)
+        for line in self._lines:
+            content = json.loads(line)
+            found = content["replays"], _MEASUREMENT.validate_python(content)
+            self._left.setdefault(json.dumps(content["candidate"]), []).append(found)
 
     def take(self, candidate: Candidate, effort: Effort) -> Measurement | None:
         """Return a measurement of at least ``effort`` that was not returned before; None if there is none.
@@ -138,37 +134,19 @@ class History:
         content = {"candidate": named(candidate), "replays": effort.replays, **asdict(measurement)}
         timing = measurement.timing
         content["timing"] = None if timing is None else timing._asdict()
-        line = f"{json.dumps({**content, CHECKSUM: _checksum(content)})}\n".encode()
-        try:
-            self._append(line)
-        except FileNotFoundError:  # the entry was pruned meanwhile
-            self._begin()
-            self._append(line)
+        self._lines.append(f"{json.dumps(content)}\n".encode())
+        if time.monotonic() > self._saved + SAVE_SECONDS:
+            self.save()
 
-    @property
-    def _path(self) -> Path:
-        return self._store.directory(TIMINGS, key_of(self._conditions)) / LINES_FILE
-
-    def _begin(self) -> None:
-        content = json.dumps(self._conditions, indent=1).encode()
-        self._store.put(TIMINGS, key_of(self._conditions), {CONDITIONS_FILE: content})
-
-    def _append(self, line: bytes) -> None:
-        try:
-            if not self._path.parent.is_dir():
-                raise FileNotFoundError
-            descriptor = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
-                size = os.fstat(descriptor).st_size
-                torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"  # left by a killed writer
-                os.write(descriptor, b"\n" + line if torn else line)
-            finally:
-                os.close(descriptor)
-        except FileNotFoundError:
-            raise
-        except OSError as error:
-            raise DiskFault(f"{self._path}: cannot be written: {error.strerror}") from error
+    def save(self) -> None:
+        """Store the new measurements. Raises DiskFault if the disk fails."""
+        if len(self._lines) > self._saved_lines:
+            files = {
+                CONDITIONS_FILE: json.dumps(self._conditions, indent=1).encode(),
+                LINES_FILE: b"".join(self._lines),
+            }
+            self._store.replace(TIMINGS, key_of(self._conditions), files)
+            self._saved, self._saved_lines = time.monotonic(), len(self._lines)
 
 
 def named(candidate: Candidate) -> dict[str, Any]:
@@ -181,43 +159,3 @@ def named(candidate: Candidate) -> dict[str, Any]:
         return {"family": candidate.family, **asdict(plan)}
     tiling = zlib.crc32(np.concatenate((plan.tiling.sizes, plan.tiling.rows)).astype("<i4").tobytes())
     return {"rows": plan.tile.rows, "cols": plan.tile.cols, **asdict(plan.schedule), "tiling": tiling}
-
-
-def verify(store: Store) -> list[Entry]:
-    """Return the entries with a damaged line. Such lines are never used; torn lines are no damage."""
-    return [
-        entry
-        for entry in store.entries()
-        if entry.kind == TIMINGS
-        and any(_is_damaged(line) for line in _lines(store.directory(TIMINGS, entry.key) / LINES_FILE))
-    ]
-
-
-def _lines(path: Path) -> Iterator[bytes]:
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise DiskFault(f"{path}: cannot be read: {error.strerror}") from error
-    yield from (line for line in content.split(b"\n") if line)
-
-
-def _is_damaged(line: bytes) -> bool:
-    """Return whether a line is damaged. One torn by a killed writer lacks its last brace, and is not."""
-    return line.endswith(b"}") and line.count(b"{") <= line.count(b"}") and _read(line) is None
-
-
-def _read(line: bytes) -> tuple[str, int, Measurement] | None:
-    """Return a line's candidate, replays and measurement; None if it is torn or damaged."""
-    try:
-        content = json.loads(line)
-        if content.pop(CHECKSUM) != _checksum(content):
-            return None
-        return json.dumps(content["candidate"]), content["replays"], _MEASUREMENT.validate_python(content)
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return None
-
-
-def _checksum(content: Mapping[str, Any]) -> int:
-    return zlib.crc32(json.dumps(content).encode())

@@ -68,6 +68,7 @@ class GpuRunner:
         self.measured = 0  # those that ran on the GPU
         self._ran = False
         self._begun: deque[Begun] = deque()
+        self._histories: set[History] = set()  # with new measurements
         self._threads: ThreadPoolExecutor | None = None
         self._place: BuildPlace | None = None
 
@@ -109,11 +110,13 @@ class GpuRunner:
             yield measurement
 
     def drop(self) -> None:
-        """Cancel the builds of candidates that were begun and not timed, and forget them."""
+        """Cancel the builds of candidates that were begun and not timed, and forget them; store what was measured."""
         self._begun.clear()
         if self._place is not None:
             self._place.close(self._threads)
             self._place = self._threads = None
+        for history in self._histories:
+            history.save()
 
     def _builds_of(self, candidates: Sequence[Candidate], effort: Effort) -> list[Begun]:
         known = [self._known(one, effort) for one in candidates]
@@ -204,6 +207,7 @@ class GpuRunner:
         """
         if (history := self.history_of(candidate)) is not None:
             history.add(candidate, effort, measurement)
+            self._histories.add(history)
         if self.prefetched is None or measurement.timing is None:
             return
         if candidate.is_unrolled or isinstance(built, OnDisk):

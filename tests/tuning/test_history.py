@@ -1,29 +1,19 @@
-"""What was measured: kept whole, given back once each, and never under other conditions than those it was made in."""
+"""What was measured: kept, given back once each, and never under other conditions than those it was made in."""
 
 import ast
 import json
-import multiprocessing
-import os
-import shutil
-import signal
-import subprocess
-import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
 import pytest
-from hypothesis import HealthCheck, given
-from hypothesis import settings as hypothesis_settings
-from hypothesis import strategies as st
 
 import lospmm
 from lospmm.errors import ToolchainFault
 from lospmm.families import FAMILIES
 from lospmm.families.candidate import Candidate, unrolled
 from lospmm.gpu.messages import CacheState, Measurement
-from lospmm.gpu.timing import BRIEF, FULL, Timing
+from lospmm.gpu.timing import BRIEF, FULL, Effort, Timing
 from lospmm.problem.device import DEVICES, Clocks
 from lospmm.problem.epilogue import Epilogue
 from lospmm.problem.problem import Problem
@@ -31,7 +21,7 @@ from lospmm.space.candidates import Schedule, TileSize, UnrolledPlan
 from lospmm.space.reorder import natural_order, regroup
 from lospmm.store import Store
 from lospmm.tuning import history as timings
-from lospmm.tuning.history import TIMINGS, Conditions, History, conditions_of, decisive_files, key_of, named, verify
+from lospmm.tuning.history import TIMINGS, Conditions, History, conditions_of, decisive_files, key_of, named
 from tests.space.test_explore import random_matrix
 
 PROBLEM = Problem(random_matrix(24, 30, 0.3, seed=1), 500, DEVICES["h200"])
@@ -59,8 +49,10 @@ def opened(store: Store, **changed: str | int) -> History:
     return History(store, {**conditions(), **changed})
 
 
-def lines_file(store: Store) -> Path:
-    return store.directory(TIMINGS, key_of(conditions())) / timings.LINES_FILE
+def added(store: Store, candidate: Candidate, effort: Effort, measurement: Measurement) -> None:
+    known = opened(store)
+    known.add(candidate, effort, measurement)
+    known.save()
 
 
 @pytest.fixture
@@ -74,6 +66,7 @@ def test_each_is_given_back_once_as_it_was(store: Store) -> None:
     first.add(FIRST, BRIEF, GOOD)
     first.add(FIRST, BRIEF, replace(GOOD, timing=Timing(25.0, 0.01, 5)))
     first.add(CANDIDATES[1], BRIEF, WRONG)
+    first.save()
     second = opened(store)
     assert second.take(FIRST, BRIEF) == GOOD
     again = second.take(FIRST, BRIEF)
@@ -83,9 +76,9 @@ def test_each_is_given_back_once_as_it_was(store: Store) -> None:
 
 
 def test_a_brief_one_does_not_stand_for_a_full_one(store: Store) -> None:
-    opened(store).add(FIRST, BRIEF, GOOD)
+    added(store, FIRST, BRIEF, GOOD)
     assert opened(store).take(FIRST, FULL) is None
-    opened(store).add(FIRST, FULL, replace(GOOD, timing=Timing(23.0, 0.01, 15)))
+    added(store, FIRST, FULL, replace(GOOD, timing=Timing(23.0, 0.01, 15)))
     known = opened(store)
     whole, brief = known.take(FIRST, FULL), known.take(FIRST, BRIEF)
     assert whole is not None and brief is not None and whole.timing is not None
@@ -93,23 +86,23 @@ def test_a_brief_one_does_not_stand_for_a_full_one(store: Store) -> None:
 
 
 def test_what_failed_is_not_run_again_and_what_was_lost_is_once(store: Store) -> None:
-    opened(store).add(FIRST, BRIEF, WRONG)
+    added(store, FIRST, BRIEF, WRONG)
     known = opened(store)
     assert known.take(FIRST, FULL) == WRONG == known.take(FIRST, FULL)
     lost = CANDIDATES[1]
-    opened(store).add(lost, BRIEF, HUNG)
+    added(store, lost, BRIEF, HUNG)
     assert opened(store).take(lost, BRIEF) is None
-    opened(store).add(lost, BRIEF, HUNG)
+    added(store, lost, BRIEF, HUNG)
     assert opened(store).take(lost, BRIEF) == HUNG
     recovered = CANDIDATES[2]
-    opened(store).add(recovered, BRIEF, HUNG)
-    opened(store).add(recovered, BRIEF, GOOD)
+    added(store, recovered, BRIEF, HUNG)
+    added(store, recovered, BRIEF, GOOD)
     assert opened(store).take(recovered, BRIEF) == GOOD
 
 
 @pytest.mark.parametrize("field", sorted(conditions().keys() - {"n"}))
 def test_nothing_is_known_under_other_conditions(store: Store, field: str) -> None:
-    opened(store).add(FIRST, BRIEF, GOOD)
+    added(store, FIRST, BRIEF, GOOD)
     assert opened(store, **{field: "another"}).take(FIRST, BRIEF) is None
     assert opened(store, n=501).take(FIRST, BRIEF) is None
     assert opened(store).take(FIRST, BRIEF) == GOOD
@@ -137,102 +130,44 @@ def test_candidates_differ_in_every_axis_and_in_their_tiling() -> None:
     assert named(made[0]) == named(unrolled(replace(plans[0], tiling=natural_order(PROBLEM.matrix, 8))))
 
 
-@hypothesis_settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data())
-def test_what_is_torn_or_damaged_is_never_read(store: Store, data: st.DataObject) -> None:
-    """Wherever a writer was killed, and whichever bit was lost, every other line stands; and writing goes on."""
-    shutil.rmtree(store.root, ignore_errors=True)
-    known = opened(store)
-    for candidate in CANDIDATES[:2]:
-        known.add(candidate, BRIEF, GOOD)
-    path = lines_file(store)
-    whole = path.read_bytes()
-    start = whole.index(b"\n") + 1  # of the second line
-    at = data.draw(st.integers(start, len(whole) - 2))
-    if torn := data.draw(st.booleans()):
-        path.write_bytes(whole[:at])
-    else:
-        path.write_bytes(whole[:at] + bytes([whole[at] ^ (1 << data.draw(st.integers(0, 6)))]) + whole[at + 1 :])
-    found = opened(store)
-    assert found.take(FIRST, BRIEF) == GOOD
-    taken = found.take(CANDIDATES[1], BRIEF)  # another last digit may be the same number
-    assert taken is None or (not torn and taken == GOOD)
-    assert not torn or verify(store) == []
-    found.add(CANDIDATES[2], BRIEF, GOOD)
-    after = opened(store)
-    assert after.take(CANDIDATES[2], BRIEF) == GOOD == after.take(FIRST, BRIEF)
-
-
-def test_damage_is_told(store: Store) -> None:
-    opened(store).add(FIRST, BRIEF, GOOD)
-    assert verify(store) == [] == store.verify()
-    path = lines_file(store)
-    path.write_bytes(path.read_bytes().replace(b"24.12", b"14.12"))
-    assert [entry.key for entry in verify(store)] == [key_of(conditions())]
+def test_damage_is_told_and_never_read(store: Store) -> None:
+    added(store, FIRST, BRIEF, GOOD)
     assert store.verify() == []
+    path = store.directory(TIMINGS, key_of(conditions())) / timings.LINES_FILE
+    path.write_bytes(path.read_bytes().replace(b"24.12", b"14.12"))
+    assert [entry.key for entry in store.verify()] == [key_of(conditions())]
+    assert opened(store).take(FIRST, BRIEF) is None
+    added(store, FIRST, BRIEF, GOOD)
+    assert opened(store).take(FIRST, BRIEF) == GOOD
 
 
 def test_entries_are_listed_and_pruned_like_others(store: Store) -> None:
     known = opened(store)
     known.add(FIRST, BRIEF, GOOD)
+    known.save()
     (entry,) = store.entries()
-    assert entry.kind == TIMINGS
-    assert entry.size_bytes > lines_file(store).stat().st_size
-    assert store.prune(max_bytes=0) == [entry]
-    assert list(store.entries()) == []
-    known.add(FIRST, BRIEF, GOOD)  # by a tuning that goes on meanwhile
+    assert entry.kind == TIMINGS and store.prune(max_bytes=0) == [entry] and list(store.entries()) == []
+    known.add(CANDIDATES[1], BRIEF, GOOD)  # by a tuning that goes on meanwhile
+    known.save()
     assert opened(store).take(FIRST, BRIEF) == GOOD
 
 
-def _write_many(root: Path, which: int) -> None:
-    known = opened(Store(root))
-    for _ in range(50):
-        known.add(CANDIDATES[which], BRIEF, GOOD)
-
-
-def test_several_processes_write_whole_lines(store: Store) -> None:
-    context = multiprocessing.get_context("spawn")
-    writers = [context.Process(target=_write_many, args=(store.root, which)) for which in (0, 1)]
-    for writer in writers:
-        writer.start()
-    for writer in writers:
-        writer.join(60)
-        assert writer.exitcode == 0
+def test_a_writer_that_is_killed_costs_a_second_at_most(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock of its own."""
+    seconds = [0.0]
+    monkeypatch.setattr(timings.time, "monotonic", lambda: seconds[0])
     known = opened(store)
-    for candidate in CANDIDATES[:2]:
-        assert [known.take(candidate, BRIEF) for _ in range(51)] == [GOOD] * 50 + [None]
-    assert verify(store) == []
-
-
-def test_a_writer_that_is_killed_costs_its_last_line_at_most(store: Store) -> None:
-    code = (
-        "import sys; from pathlib import Path; from lospmm.store import Store\n"
-        "from tests.tuning import test_history as t\n"
-        "known = t.opened(Store(Path(sys.argv[1])))\n"
-        "while True: known.add(t.FIRST, t.BRIEF, t.GOOD)"
-    )
-    writer = subprocess.Popen([sys.executable, "-c", code, str(store.root)])
-    try:
-        deadline = time.monotonic() + 60
-        while not (lines_file(store).exists() and lines_file(store).stat().st_size > 4000):
-            assert time.monotonic() < deadline and writer.poll() is None
-            time.sleep(0.01)
-    finally:
-        os.kill(writer.pid, signal.SIGKILL)
-        writer.wait()
-    written = lines_file(store).read_bytes().count(b"\n")
-    known = opened(store)
-    assert [known.take(FIRST, BRIEF) for _ in range(written)] == [GOOD] * written
-    assert verify(store) == []
+    for candidate in CANDIDATES:
+        seconds[0] += 0.6
+        known.add(candidate, BRIEF, GOOD)
+    found = opened(store)
+    assert [found.take(candidate, BRIEF) for candidate in CANDIDATES] == [GOOD, GOOD, None]
 
 
 def test_a_disk_that_fails_is_named(store: Store) -> None:
-    known = opened(store)
-    lines_file(store).mkdir()
-    with pytest.raises(ToolchainFault, match=r"timings\.jsonl: cannot be written: Is a directory"):
-        known.add(FIRST, BRIEF, GOOD)
-    with pytest.raises(ToolchainFault, match=r"timings\.jsonl: cannot be read: Is a directory"):
-        opened(store)
+    store.root.write_text("no folder")
+    with pytest.raises(ToolchainFault, match=r"the store in .* cannot be used: Not a directory"):
+        added(store, FIRST, BRIEF, GOOD)
 
 
 def imported(module: str) -> set[str]:

@@ -283,7 +283,7 @@ def test_nothing_is_measured_twice(store: Store, monkeypatch: pytest.MonkeyPatch
     asked = {axes(line) for line in _log(wider)} - {axes(line) for line in _log(made)}
     assert len(measured) <= len(asked) + sum(SHORT.finals) + COMPARED
     assert [entry.kind for entry in store.entries()].count(TIMINGS) == 1
-    assert history.verify(store) == []
+    assert store.verify() == []
 
 
 @pytest.mark.usefixtures("on_the_machine")
