@@ -62,7 +62,7 @@ def test_the_second_run_finds_the_kernels_of_the_first(
     monkeypatch.setattr(demo, "EPOCHS", 3)
     assert demo.main(tmp_path) == 0
     first = capsys.readouterr().out
-    monkeypatch.delattr(tuner, "prepared")
+    monkeypatch.delattr(tuner, "prepare")
     monkeypatch.delattr(tuner, "build_winner")
     assert demo.main(tmp_path) == 0
     assert capsys.readouterr().out == first

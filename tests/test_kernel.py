@@ -303,7 +303,7 @@ def test_the_layout_of_b_does_not_matter(form: Any, kernel: lospmm.Kernel, b: ND
 def test_the_same_request_is_not_tuned_again(
     dense: NDArray[np.float32], kernel: lospmm.Kernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delattr(tuner, "prepared")
+    monkeypatch.delattr(tuner, "prepare")
     assert tune(dense, n=np.int64(N)) == kernel
 
 

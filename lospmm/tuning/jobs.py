@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from lospmm.artifact import artifact
@@ -16,11 +17,12 @@ from lospmm.errors import ToolchainFault
 from lospmm.settings import settings
 from lospmm.stages import Progress, Stages, silent
 from lospmm.store import Store
-from lospmm.tuning import ahead
 from lospmm.tuning.budget import Budget
 from lospmm.tuning.files import files_of
 from lospmm.tuning.job import Job, check_job
+from lospmm.tuning.prepare import prepare_with_pool
 from lospmm.tuning.request import Request
+from lospmm.tuning.runner import build_elsewhere
 from lospmm.tuning.session import Session
 from lospmm.tuning.tuner import tuned
 
@@ -81,10 +83,18 @@ def chosen(
 
 
 def search_ahead(request: Request, *, store: Store, session: Session) -> None:
-    """Start the search for a request while another uses the GPU, unless its artifact is in the store."""
-    options = request.resolved
-    if not store.directory(KERNELS, request.digest).exists():
-        ahead.search_ahead(request.searched, options, store, session)
+    """Start to search for a request while another uses the GPU, and to build the plan of an alike layer.
+
+    Does nothing if nothing will be timed, or the artifact is in the store.
+    """
+    problem, options = request.searched, request.resolved
+    if options.measure != "gpu" or store.directory(KERNELS, request.digest).exists():
+        return
+    builders, builds = session.builders(options.emitter), session.begin_ahead(problem, options, prepare_with_pool)
+    layer = session.layers.alike(problem, options)
+    if builders is None or builds is None or layer is None or layer.plan is None or options.each:
+        return
+    builds.begin(layer.plan, partial(build_elsewhere, builders, problem, options.emitter, store))
 
 
 def tune_to_folder(

@@ -18,6 +18,7 @@ from lospmm.gpu.messages import CACHE_STATES
 from lospmm.problem.problem import Problem
 from lospmm.tuning.alike import TimedLayers
 from lospmm.tuning.builders import LEAST_BUILDERS, MOST_BUILDERS, BuilderPool, PrefetchedBuilds
+from lospmm.tuning.options import Options
 
 #: Layers that are searched ahead: a large one takes longer to search than a small one to time.
 AHEAD = 2
@@ -42,8 +43,7 @@ class Session:
         self.stored: str | None = None  # digest of the last kernel that was stored, whose A the next one may have
         self._stop = threading.Event()
         self._ahead: ThreadPoolExecutor | None = None
-        self._begun: dict[Hashable, Future[object]] = {}
-        self._prefetched: dict[Hashable, PrefetchedBuilds] = {}
+        self._begun: dict[Hashable, tuple[Future[object] | None, PrefetchedBuilds]] = {}
 
     def __enter__(self) -> Self:
         self._stack.callback(sys.setswitchinterval, sys.getswitchinterval())
@@ -68,36 +68,31 @@ class Session:
             self._builders.start()
         return self._builders
 
-    def begin_ahead(
-        self, name: Hashable, emitter: str, function: Callable[..., object], problem: Problem, *arguments: object
-    ) -> bool:
-        """Call a module's function in a builder for a later tuning, which takes the result by ``name``.
+    def begin_ahead(self, problem: Problem, options: Options, search: Callable[..., object]) -> PrefetchedBuilds | None:
+        """Call a module's ``search(problem, options)`` in a builder for a later tuning.
 
-        Returns False, and does nothing, if it was begun, or without builders: the tuning then calls it itself.
+        Returns the builds of that tuning, for the caller to begin some; None, and does nothing, if it was begun, or
+        without builders: the tuning then searches itself.
         """
-        if (builders := self.builders(emitter)) is None or name in self._begun:
-            return False
+        name, builders = _named(problem, options), self.builders(options.emitter)
+        if builders is None or name in self._begun:
+            return None
         if self._ahead is None:
             self._ahead = self._stack.enter_context(ThreadPoolExecutor(2, thread_name_prefix="ahead"))
-        self._begun[name] = self._ahead.submit(builders.call, function, problem, *arguments, cancel=self._stop)
-        return True
+        found = self._ahead.submit(builders.call, search, problem, options, cancel=self._stop)
+        self._begun[name] = found, self._stack.enter_context(PrefetchedBuilds())
+        return self._begun[name][1]
 
-    def begun_ahead(self, name: Hashable) -> object | None:
-        """Return the result of the call begun under ``name``, once; None if there is none or it failed."""
-        future = self._begun.pop(name, None)
+    def begun_ahead(self, problem: Problem, options: Options) -> tuple[object | None, PrefetchedBuilds]:
+        """Return what the search begun for a tuning found, None if there was none or it failed; and its builds.
+
+        Once: another call gets None and empty builds. The caller closes them.
+        """
+        found, builds = self._begun.pop(_named(problem, options), (None, PrefetchedBuilds()))
         try:
-            return None if future is None else future.result()
+            return None if found is None else found.result(), builds
         except ToolchainFault:
-            return None
-
-    def prefetched(self, name: Hashable) -> PrefetchedBuilds:
-        """Return the prefetched builds of a tuning, possibly empty. The caller closes them."""
-        return self._prefetched.pop(name) if name in self._prefetched else PrefetchedBuilds()
-
-    def prefetch(self, name: Hashable) -> PrefetchedBuilds:
-        """Return empty builds of a later tuning, for the caller to begin some."""
-        self._prefetched[name] = self._stack.enter_context(PrefetchedBuilds())
-        return self._prefetched[name]
+            return None, builds
 
     def bench(self, problem: Problem, cancel: threading.Event | None, cache: str = "cold") -> Bench:
         """Return the worker that runs kernels, which may still be starting, for this problem and cache state."""
@@ -108,3 +103,9 @@ class Session:
         self._bench.cache = CACHE_STATES[cache]
         self._bench.open()
         return self._bench
+
+
+def _named(problem: Problem, options: Options) -> Hashable:
+    """Return a key that identifies a tuning in this process."""
+    layer = problem.convolution, problem.epilogue, problem.dtype, problem.sums, problem.values
+    return problem.matrix.fingerprint, problem.n, problem.device, layer, options

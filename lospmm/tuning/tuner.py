@@ -7,13 +7,13 @@ from lospmm.gpu.bench import Bench
 from lospmm.gpu.detect import own_gpu_id
 from lospmm.gpu.exclusive import exclusive
 from lospmm.settings import settings
-from lospmm.tuning.ahead import prepared, tuning_of
 from lospmm.tuning.builders import PrefetchedBuilds
 from lospmm.tuning.forecast import beside_dense, forecast_micros, winner_of
 from lospmm.tuning.job import MEASUREMENTS, Job, reserve_seconds
 from lospmm.tuning.known import Known
 from lospmm.tuning.options import DENSE
 from lospmm.tuning.outcome import Outcome
+from lospmm.tuning.prepare import prepare
 from lospmm.tuning.race import race
 from lospmm.tuning.runners import runner_of
 from lospmm.tuning.winner import build_winner, compare_winner, verify_winner
@@ -31,8 +31,10 @@ def tuned(job: Job) -> Callable[[], Outcome]:
         job.session.builders(options.emitter)  # they start while this process searches
     with ExitStack() as stack:
         bench = _bench(job, stack)  # it starts while this process searches
-        known = prepared(job)
-        prefetched = stack.enter_context(job.session.prefetched(tuning_of(problem, options)))
+        with job.stages.part("constraints"):
+            found, prefetched = job.session.begun_ahead(problem, options)
+        stack.enter_context(prefetched)
+        known = found if isinstance(found, Known) else prepare(problem, options, job.stages)
         if options.measure == "gpu":
             assert bench is not None
             known = _raced(job, known, bench, prefetched)

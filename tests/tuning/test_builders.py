@@ -164,22 +164,22 @@ def test_a_session_gives_what_was_begun_ahead_once(monkeypatch: pytest.MonkeyPat
     problem = PROBLEMS[0]
     monkeypatch.setattr(sessions, "LEAST_BUILDERS", 2)
     with Session(workers=2) as session:
-        assert session.begun_ahead("one") is None
-        session.begin_ahead("one", "sass", prepare_with_pool, problem, OPTIONS)
-        session.begin_ahead("one", "sass", prepare_with_pool, problem, OPTIONS)
-        assert session.begun_ahead("another") is None
-        found = session.begun_ahead("one")
+        assert session.begun_ahead(problem, OPTIONS)[0] is None
+        builds = session.begin_ahead(problem, OPTIONS, prepare_with_pool)
+        assert session.begin_ahead(problem, OPTIONS, prepare_with_pool) is None
+        assert session.begun_ahead(PROBLEMS[1], OPTIONS)[0] is None
+        found, its_builds = session.begun_ahead(problem, OPTIONS)
         assert isinstance(found, Known) and found.choice is not None and found.pool is not None
-        assert session.begun_ahead("one") is None
-        session.begin_ahead("fails", "sass", prepare_with_pool, problem, None)
-        assert session.begun_ahead("fails") is None
-        session.begin_ahead("two", "sass", prepare_with_pool, PROBLEMS[1], OPTIONS)  # whose turn never comes
+        assert its_builds is builds
+        assert session.begun_ahead(problem, OPTIONS)[0] is None
+        session.begin_ahead(problem, OPTIONS, candidates)  # which takes a problem alone
+        assert session.begun_ahead(problem, OPTIONS)[0] is None
+        session.begin_ahead(PROBLEMS[1], OPTIONS, prepare_with_pool)  # whose turn never comes
         assert len(builders()) == 2
     assert builders() == []
     with Session(workers=2) as session:
         assert session.builders("ptx") is None
-        session.begin_ahead("one", "ptx", prepare_with_pool, problem, OPTIONS)
-        assert session.begun_ahead("one") is None
+        assert session.begin_ahead(problem, replace(OPTIONS, emitter="ptx"), prepare_with_pool) is None
     with Session(workers=1) as session:
         assert session.builders("sass") is None
     assert builders() == []

@@ -93,7 +93,7 @@ def test_another_toolkit_makes_another_kernel(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_request_is_done_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     first = jobs.tune(request(), store=store)
-    monkeypatch.setattr(tuner, "prepared", None)  # would fail
+    monkeypatch.setattr(tuner, "prepare", None)  # would fail
     assert jobs.tune(request(), store=store) == first
     assert kept.find(request().digest, store) == first
     assert kernels(store) == [request().digest]
@@ -182,7 +182,7 @@ def test_nothing_fits(store: Store) -> None:
 
 
 def test_an_old_gpu_is_refused_before_any_work(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tuner, "prepared", None)
+    monkeypatch.setattr(tuner, "prepare", None)
     with pytest.raises(Unsupported, match=r"V100 .*needs a CUDA 12 toolkit"):
         jobs.tune(request(device="v100"), store=store)
 

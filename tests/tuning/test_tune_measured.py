@@ -242,11 +242,11 @@ def test_the_gpu_starts_while_the_search_does(store: Store, monkeypatch: pytest.
         children = [one for one in psutil.Process().children() if one.status() != psutil.STATUS_ZOMBIE]
         return [one for one in children if machine_gpu.__file__ in one.cmdline()]
 
-    def prepared(_job: object) -> None:
+    def prepare(*_: object) -> None:
         assert len(workers()) == 1
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(tuner, "prepared", prepared)
+    monkeypatch.setattr(tuner, "prepare", prepare)
     with pytest.raises(KeyboardInterrupt):
         tuned(store)
     assert not workers()
@@ -358,7 +358,7 @@ def test_where_none_runs_nothing_is_kept(store: Store, install: Install, monkeyp
 
 def test_another_machines_gpu_is_refused_before_any_work(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(request, "own_gpu", lambda: "a100")
-    monkeypatch.setattr(tuner, "prepared", None)
+    monkeypatch.setattr(tuner, "prepare", None)
     with pytest.raises(BadRequest, match="measure gpu: h200 is needed, and this machine has a100"):
         tuned(store, measure="gpu")
 
