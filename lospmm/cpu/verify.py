@@ -17,7 +17,6 @@ from lospmm.cpu.geometry import geometry_of
 from lospmm.cpu.reference import compare
 from lospmm.errors import Unsupported
 from lospmm.families.packed import PackedKernel
-from lospmm.problem.accuracy import tolerance_of
 from lospmm.problem.convolution import Convolution, guard_bits, outside
 from lospmm.problem.operands import draw_b, draw_residual
 from lospmm.problem.problem import Problem, ceil_div
@@ -55,7 +54,7 @@ def verify_on_cpu(
     every, more = np.concatenate((words, idle)), len(geometry.columns_of(idle))
     third = None if residual is None else _with_nan(residual, more)
     c = execute(emission, geometry, every, _with_nan(given, more), third, progress)
-    error = _compared(problem, columns, held_to, c[:, : len(columns)], residual)
+    error = compare(problem, columns, held_to, c[:, : len(columns)], residual)
     return Verified("cpu", error, len(columns))
 
 
@@ -85,7 +84,7 @@ def verify_packed_on_cpu(
     step = _column_limit(problem)
     pieces = (columns[start : start + step] for start in range(0, len(columns), step))
     errors = [
-        _compared(problem, own, b[:, own], c[:, own], None if residual is None else residual[:, own]) for own in pieces
+        compare(problem, own, b[:, own], c[:, own], None if residual is None else residual[:, own]) for own in pieces
     ]
     return Verified("cpu", max(errors), len(columns))
 
@@ -120,24 +119,3 @@ def pad(
     """Return ``b`` (k, columns) with ``padding`` where a window reaches beyond its input."""
     guards = guard_bits(convolution, np.arange(convolution.k))
     return np.where(guards[:, np.newaxis] & outside(convolution, columns) != 0, np.float32(padding), b)
-
-
-def _compared(
-    problem: Problem,
-    columns: NDArray[np.int64],
-    b: NDArray[np.float32],
-    c: NDArray[np.float32],
-    residual: NDArray[np.float32] | None,
-) -> float:
-    tolerance = tolerance_of(problem.dtype, problem.rounded_sums)
-    return compare(
-        problem.matrix,
-        columns,
-        b,
-        c,
-        epilogue=problem.epilogue,
-        residual=residual,
-        dtype=problem.dtype,
-        tolerance=tolerance,
-        values=problem.values,
-    )

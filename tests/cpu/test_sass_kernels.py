@@ -52,7 +52,7 @@ def check(problem: Problem, program: KernelProgram, code: MachineCode) -> None:
     idle = ceil_div(problem.n, COLS) * COLS
     idle_b = np.full((len(b), 1), np.nan, np.float32)
     c = execute(code, geometry_of(program, cols=COLS), np.append(columns, idle), np.hstack((b, idle_b)))
-    compare(problem.matrix, columns, b, c[:, :-1])
+    compare(problem, columns, b, c[:, :-1])
     np.testing.assert_array_equal(c[:, :-1].view(np.uint32), interpret(program, b).view(np.uint32))
     assert np.isnan(c[:, -1]).all()
 

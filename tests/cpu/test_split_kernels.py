@@ -44,7 +44,7 @@ def check(problem: Problem, program: KernelProgram) -> None:
     columns = choose_columns(program.n, program.cols, 12)
     b = draw_b(problem.matrix, len(columns), seed=1)
     c = execute(machine_code(program), geometry_of(program, cols=program.cols), columns, b)
-    compare(problem.matrix, columns, b, c)
+    compare(problem, columns, b, c)
     np.testing.assert_array_equal(c.view(np.uint32), interpret(program, b).view(np.uint32))
 
 
@@ -89,7 +89,7 @@ def small_kernel() -> tuple[Problem, KernelProgram, MachineCode]:
 def run(problem: Problem, program: KernelProgram, code: MachineCode) -> NDArray[np.float32]:
     b = draw_b(problem.matrix, 3, seed=1)
     c = execute(code, geometry_of(program, cols=32), np.arange(3), b)
-    compare(problem.matrix, np.arange(3), b, c)
+    compare(problem, np.arange(3), b, c)
     return c
 
 

@@ -44,7 +44,7 @@ def test_few_columns_are_all_computed() -> None:
 def test_an_element_that_cancels_is_measured_by_its_terms() -> None:
     matrix = from_dense(np.array([[1.0, 1.0]]))
     b = np.array([[1.0, 1.0, 1.0], [-1.0, -1.0, -1.0]], dtype=np.float32)
-    error = compare(matrix, COLUMNS, b, np.full((1, 3), 2e-6, dtype=np.float32))
+    error = compare(Problem(matrix, 3, DEVICE), COLUMNS, b, np.full((1, 3), 2e-6, dtype=np.float32))
     assert error == pytest.approx(1e-6)
 
 
@@ -52,30 +52,30 @@ def test_an_element_without_terms_is_exactly_zero() -> None:
     matrix = from_dense(np.array([[0.0, 0.0], [1.0, 0.0]]))
     b = np.ones((2, 3), dtype=np.float32)
     c = np.array([[0.0, -0.0, 0.0], [1.0, 1.0, 1.0]], dtype=np.float32)
-    assert compare(matrix, COLUMNS, b, c) == 0.0
+    assert compare(Problem(matrix, 3, DEVICE), COLUMNS, b, c) == 0.0
     c[0, 2] = 1e-45
     with pytest.raises(VerificationFailed, match=r"row 0, column 2: got 1.40\S+e-45, expected 0.0"):
-        compare(matrix, COLUMNS, b, c)
+        compare(Problem(matrix, 3, DEVICE), COLUMNS, b, c)
 
 
 def test_rows_that_were_not_written_are_named() -> None:
     matrix = random_matrix(60, 8, density=0.5)
     b = draw_b(matrix, 3, seed=0)
     c = (matrix.to_scipy() @ b).astype(np.float32)
-    assert compare(matrix, COLUMNS, b, c) < 1e-6
+    assert compare(Problem(matrix, 3, DEVICE), COLUMNS, b, c) < 1e-6
     c[[3, 4, 5, 9], 1] = np.nan
     with pytest.raises(VerificationFailed, match=r"rows never written: 3-5, 9$"):
-        compare(matrix, COLUMNS, b, c)
+        compare(Problem(matrix, 3, DEVICE), COLUMNS, b, c)
     c[::2] = np.nan
     with pytest.raises(VerificationFailed, match=r"rows never written: 0, 2-6, .* and \d+ more$"):
-        compare(matrix, COLUMNS, b, c)
+        compare(Problem(matrix, 3, DEVICE), COLUMNS, b, c)
 
 
 def test_an_infinity_is_wrong() -> None:
     matrix = from_dense(np.ones((1, 1)))
     c = np.array([[1.0, np.inf, 1.0]], dtype=np.float32)
     with pytest.raises(VerificationFailed, match=r"row 0, column 1: got inf, expected 1.0"):
-        compare(matrix, COLUMNS, np.ones((1, 3), dtype=np.float32), c)
+        compare(Problem(matrix, 3, DEVICE), COLUMNS, np.ones((1, 3), dtype=np.float32), c)
 
 
 @pytest.mark.parametrize("language", LANGUAGES)

@@ -36,7 +36,7 @@ def test_kernels_multiply_by_what_the_codes_hold(family: Family, n: int, values:
     kernel = family.pack(problem, family.plans(problem)[-1])
     b = HALF.rounded(np.random.default_rng(2).standard_normal((MATRIX.k, n)).astype(np.float32))
     c = execute_packed(kernel, np.arange(n), b, m=MATRIX.m)
-    compare(MATRIX, np.arange(n), b, c, epilogue=epilogue, dtype=HALF, values=problem.values)
+    compare(problem, np.arange(n), b, c)
 
 
 def test_a_takes_half_the_bytes() -> None:

@@ -90,7 +90,7 @@ def test_the_gate_says_what_verify_says(
 
     found = gate.run_and_check(driver, loaded(driver), place, problem, enqueue, copy=0)
     try:
-        expected = reference.compare(matrix, np.arange(n), b, result)
+        expected = reference.compare(Problem(matrix, n, DEVICES["h200"]), np.arange(n), b, result)
     except VerificationFailed as refused:
         assert found.failure is not None
         if fault in ("element", "infinity"):
@@ -134,7 +134,7 @@ def test_the_gate_checks_layers(library: Path, layer: Layer, seed: int, fault: s
     found = gate.run_and_check(driver, loaded(driver), place, task, enqueue, copy=place.copies - 1)
     if fault == "none":
         assert found.failure is None
-        expected = reference.compare(matrix, columns, b, result, epilogue=problem.epilogue, residual=residual)
+        expected = reference.compare(problem, columns, b, result, residual)
         assert found.max_relative_error == pytest.approx(expected, rel=1e-6, abs=1e-12)
         return
     assert found.failure is not None
@@ -143,7 +143,7 @@ def test_the_gate_checks_layers(library: Path, layer: Layer, seed: int, fault: s
         return
     assert found.failure.startswith(f"row {row}, column ")
     with pytest.raises(VerificationFailed) as refused:
-        reference.compare(matrix, columns, b, result, epilogue=problem.epilogue, residual=residual)
+        reference.compare(problem, columns, b, result, residual)
     if fault == "element":
         said = (float(re.search(r"expected (\S+) ", str(text))[1]) for text in (found.failure, refused.value))  # type: ignore[index]
         assert next(said) == pytest.approx(next(said), rel=1e-9, abs=1e-12)

@@ -19,7 +19,6 @@ from lospmm.gpu.libraries import baselines_of
 from lospmm.gpu.protocol import Driver
 from lospmm.gpu.timing import BRIEF
 from lospmm.matrix.csr import SparseMatrix
-from lospmm.problem.accuracy import tolerance_of
 from lospmm.problem.device import DEVICES
 from lospmm.problem.dtype import DTYPES, Dtype
 from lospmm.problem.epilogue import epilogue_of
@@ -89,20 +88,12 @@ def test_the_gate_agrees_with_verify_of_unrolled_kernels(
 
 def check_gate(driver: Driver, problem: Problem, kernel: Compiled) -> None:
     """That it lets ``kernel`` pass, and that its errors are those of ``reference.compare``."""
-    n, dtype = problem.n, problem.dtype
+    n = problem.n
     found, verdict = run_cubin(driver, problem, kernel.cubin, kernel.entry, kernel.launch)
     b, c, *residual = (one.reshape(-1, n) for one in found)
     columns = np.unique(np.linspace(0, n - 1, 400).astype(np.int64))
-    error = compare(
-        problem.matrix,
-        columns,
-        b[:, columns],
-        c[:, columns],
-        epilogue=problem.epilogue,
-        residual=residual[0][:, columns] if residual else None,
-        dtype=dtype,
-        tolerance=tolerance_of(dtype, problem.rounded_sums),
-    )
+    third = residual[0][:, columns] if residual else None
+    error = compare(problem, columns, b[:, columns], c[:, columns], third)
     assert error <= verdict.max_relative_error * (1 + 1e-6)
     if n <= 400:
         assert verdict.max_relative_error == pytest.approx(error, rel=1e-6)

@@ -78,7 +78,7 @@ def test_a_right_kernel_is_accepted_and_the_bound_holds(
     b = draw_b(matrix, n, seed, dtype)
     assert np.array_equal(stored(dtype, b), b)
     c = stored(dtype, product(dtype, a, b))
-    compare(matrix, np.arange(n), b, c, dtype=dtype)
+    compare(Problem(matrix, n, DEVICES["h200"], dtype=dtype), np.arange(n), b, c)
     accuracy, exact = ACCURACY[dtype.name], a.astype(np.float64) @ b
     scale = abs(a.astype(np.float64)) @ abs(b)
     of_product = accuracy.a_rounding + accuracy.b_rounding + accuracy.sum_rounding
@@ -101,8 +101,9 @@ def test_a_wrong_weight_is_refused(dtype: Dtype, k: int, seed: int, fault: str) 
         wrong[1] = np.roll(wrong[1], 1)
     else:
         wrong[1, at] = -a[1, at] if fault == "negated" else 0
+    problem = Problem(matrix, 64, DEVICES["h200"], dtype=dtype)
     with pytest.raises(VerificationFailed, match=r"row 1, column \d+: got"):
-        compare(matrix, np.arange(64), b, stored(dtype, product(dtype, wrong, b)), dtype=dtype)
+        compare(problem, np.arange(64), b, stored(dtype, product(dtype, wrong, b)))
 
 
 @relaxed
@@ -141,9 +142,7 @@ def test_the_gate_says_what_compare_says(
     found = gate.run_and_check(driver, gate.load_gate(driver, b"gate"), place, task, enqueue, copy=0)
     elements, own_b = dtype.from_storage(result), dtype.from_storage(b)
     try:
-        expected = compare(
-            problem.matrix, np.arange(n), own_b, elements, epilogue=epilogue, residual=residual, dtype=dtype
-        )
+        expected = compare(problem, np.arange(n), own_b, elements, residual)
     except VerificationFailed as refused:
         assert fault != "none"
         assert found.failure is not None

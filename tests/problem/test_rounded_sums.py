@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from lospmm.cpu.reference import compare
 from lospmm.errors import BadRequest, VerificationFailed
 from lospmm.matrix.csr import from_dense
-from lospmm.problem.accuracy import ACCURACY, accuracy_of, tolerance_of
+from lospmm.problem.accuracy import ACCURACY, accuracy_of
 from lospmm.problem.device import DEVICES
 from lospmm.problem.dtype import DTYPES, Dtype
 from lospmm.problem.operands import draw_b
@@ -48,7 +48,7 @@ def test_a_right_kernel_is_accepted_and_the_bound_holds(
     b = draw_b(matrix, n, seed, dtype)
     c = rounded_product(dtype, a, b)
     problem = Problem(matrix, n, DEVICES["h200"], dtype=dtype, sums=dtype)
-    compare(matrix, np.arange(n), b, c, dtype=dtype, tolerance=tolerance_of(dtype, problem.rounded_sums))
+    compare(problem, np.arange(n), b, c)
     accuracy, exact = accuracy_of(dtype, problem.rounded_sums), a.astype(np.float64) @ b
     of_product = accuracy.a_rounding + accuracy.b_rounding + accuracy.sum_rounding
     limit = of_product * (abs(a.astype(np.float64)) @ abs(b)) + accuracy.c_rounding * abs(exact)
@@ -67,11 +67,10 @@ def test_a_negated_weight_is_refused(dtype: Dtype, seed: int, data: st.DataObjec
     matrix, wrong = from_dense(a), a.copy()
     wrong[1, seed % k] *= -1
     b = draw_b(matrix, 64, seed, dtype)
+    problem = Problem(matrix, 64, DEVICES["h200"], dtype=dtype, sums=dtype)
+    assert problem.rounded_sums == k + SPLITS[-1]
     with pytest.raises(VerificationFailed, match=r"row 1, column \d+: got"):
-        compare(
-            matrix, np.arange(64), b, rounded_product(dtype, wrong, b), dtype=dtype,
-            tolerance=tolerance_of(dtype, k + SPLITS[-1]),
-        )  # fmt: skip
+        compare(problem, np.arange(64), b, rounded_product(dtype, wrong, b))
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=lambda dtype: dtype.name)
