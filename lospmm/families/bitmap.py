@@ -204,13 +204,14 @@ def registers_needed(plan: BitmapPlan, problem: Problem) -> int:
 
 
 #: Cycles of a sub-partition for an element of each lane, to make fragments, by ``per_bit``, and for a piece of a warp
-#: beside them; and warps that keep it busy.
-CYCLES_PER_ELEMENT, CYCLES_PER_PIECE = {1: 4.6, 2: 2.6}, 160.0
+#: beside them; and warps that keep it busy. Fitted for single bits to 320 timings of 36 problems on an H100, so that
+#: forecasts are above the times by as much as those for pairs, for which corrections were learned.
+CYCLES_PER_ELEMENT, CYCLES_PER_PIECE = {1: 7.0, 2: 2.6}, 160.0
 BUSY_WARPS = 16.0
 
 #: Microseconds between the first load and the first product, and after the last one; the share of the memory bandwidth
 #: that is reached; and the latency of a byte in seconds.
-START_MICROS, SHARE_OF_BANDWIDTH, LATENCY_SECONDS = 0.8, 0.85, 0.8e-6
+START_MICROS, SHARE_OF_BANDWIDTH, LATENCY_SECONDS = 1.5, 0.85, 0.6e-6
 
 #: Microseconds for blocks of a cluster to wait for each other and add up, for each of them.
 CLUSTER_MICROS = 0.5

@@ -1,8 +1,8 @@
 """A as bits and values: the format that kernels with few columns of B and with many of them read (``bitmap``).
 
 A piece has ``tiles`` x 16 rows and ``depth`` columns. Each element takes a bit, and a nonzero its value: with 16-bit
-values 1.13 bytes an element at 50 % zeros, where csr and the dense A take 2. Or two adjacent elements take a bit, and two
-values if either is not 0, which takes fewer instructions to read: 1.56 bytes, or 1.41 with columns permuted so that
+values 1.13 bytes an element at 50 % zeros, where csr and the dense A take 2. Or two adjacent elements take a bit, and
+two values if either is not 0, which takes fewer instructions to read: 1.56 bytes, or 1.41 with columns permuted so that
 nonzeros pair up. Values may be codes of 8 bits (``problem.values``). docs/decisions/0024 explains the layout.
 """
 
