@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from lospmm.artifact import artifact
+from lospmm.artifact.artifact import Artifact
 from lospmm.errors import BadMatrix, LospmmError, ToolchainFault
 from lospmm.matrix.layers import Found
 from lospmm.matrix.readers import MatrixFile
@@ -112,6 +113,7 @@ class _Asked:
 
     kernel: LayerKernel
     request: Request | LospmmError | str
+    held: Artifact | None = None  # by the model's folder
 
     @property
     def digest(self) -> str | None:
@@ -130,11 +132,12 @@ def _next_of(wanted: Iterator[Wanted], here: _Here, *, is_first: bool = False) -
         if isinstance(found, BadMatrix):
             raise found
         request = here.request_of(kernel, found)
-        if here.folder.held(kernel, request.digest) is None and not is_first:
+        held = here.folder.held(kernel, request.digest)
+        if held is None and not is_first:
             jobs.search_ahead(request, store=here.store, session=here.session)
     except LospmmError as error:
         return _Asked(kernel, error)
-    return _Asked(kernel, request)
+    return _Asked(kernel, request, held)
 
 
 def _tune(asked: _Asked, here: _Here, progress: Progress) -> Callable[[], None]:
@@ -146,9 +149,9 @@ def _tune(asked: _Asked, here: _Here, progress: Progress) -> Callable[[], None]:
         return partial(folder.skip, kernel.layer, request)
     digest = request.digest
     try:
-        if (held := folder.held(kernel, digest)) is not None:
-            here.session.layers.add_stored(request.searched, request.resolved, held.manifest)
-            return partial(folder.succeed, kernel, digest, held)
+        if asked.held is not None:
+            here.session.layers.add_stored(request.searched, request.resolved, asked.held.manifest)
+            return partial(folder.succeed, kernel, digest, asked.held)
         artifact.check_target(folder.path(kernel))
         finish = jobs.chosen(request, store=here.store, progress=progress, session=here.session)
     except LospmmError as error:

@@ -118,6 +118,7 @@ class ModelFolder:
         self._skipped = batch.skipped
         self._rows = {layer.folder: layer for layer in _former(directory, batch)}
         self._begun = False
+        self._whole: set[tuple[str | int, ...]] = set()  # files of matrices that were read
         self._is_spared = any(layer.digest is not None and layer.error is None for layer in self._rows.values())
 
     @property
@@ -149,11 +150,21 @@ class ModelFolder:
             return None
         try:
             found = artifact.read(self.path(kernel))
-            found.matrix()
+            mark = self._mark_of(kernel)
+            if mark not in self._whole:
+                found.matrix()
+                self._whole.add(mark)
             found.epilogue()
         except BadRequest:
             return None
         return found if found.manifest["cubin_sha256"] == former.cubin_sha256 else None
+
+    def _mark_of(self, kernel: LayerKernel) -> tuple[str | int, ...]:
+        """Return what tells the file of a kernel's matrix, which the kernels of a layer share, from others."""
+        path = self.path(kernel) / artifact.MATRIX_FILE
+        with system_errors(BadRequest, f"{path}: cannot be read"):
+            file = path.stat()
+        return kernel.layer, file.st_ino, file.st_mtime_ns, file.st_size
 
     def keep(self, kernel: LayerKernel, digest: str | None, found: Artifact) -> None:
         """Write a kernel, and the report. Raises BadRequest for a kernel's folder that holds something else.

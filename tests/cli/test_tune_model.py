@@ -135,7 +135,9 @@ def test_every_weight_has_a_folder(tune_model: Callable[..., Answer], model: Pat
     assert rest[:-1] == layers
 
 
-def test_several_columns(tune_model: Callable[..., Answer], model: Path, tmp_path: Path, tunings: list[str]) -> None:
+def test_several_columns(
+    tune_model: Callable[..., Answer], model: Path, tmp_path: Path, tunings: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A row and a folder for each layer and N; a second run asks for none of them, a third for what is new."""
     answer = tune_model(model, n="8, 1")
     assert answer.status == 0, answer.err
@@ -157,7 +159,11 @@ def test_several_columns(tune_model: Callable[..., Answer], model: Path, tmp_pat
     }
     assert len(tunings) == 8 and len(set(tunings)) == 3, "fc.2 is answered by the store"
     assert [(out / f"fc.0@{n}" / "matrix.npz").stat().st_nlink for n in (1, 8)] == [2, 2], "on the disk once"
-    before = inodes(out)
+    before, read = inodes(out), []
+    with monkeypatch.context() as patched:
+        patched.setattr(Artifact, "matrix", lambda kernel: read.append(kernel.manifest["name"]))
+        assert tune_model(model, "--quiet", n="1,8").status == 0
+    assert len(read) == len(names), "a file that kernels share is read once"
     for n, more in (("1,8", 0), ("1,8,16", 4)):
         tunings.clear()
         assert tune_model(model, "--quiet", n=n).status == 0
