@@ -4,10 +4,9 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import asdict
 
 from lospmm.artifact.artifact import CUBIN_FILE, Artifact
-from lospmm.artifact.manifest import MANIFEST_FILE, Verified, parse
+from lospmm.artifact.manifest import MANIFEST_FILE, parse
 from lospmm.errors import BadRequest, ToolchainFault
 from lospmm.families.warpgroups import ARCH
 from lospmm.gpu.detect import detect_device, own_gpu, own_gpu_id
@@ -93,8 +92,9 @@ def _with_cubin(kernel: Artifact, binary: Binary, digest: str, errors: Mapping[s
         "code_bytes": binary.code_bytes,
     }
     if _is_verified_on_gpu(kernel):
-        found = Verified("gpu", errors[name], kernel.manifest["n"]) if name in errors else None
-        changed["verified"] = found and asdict(found)
+        changed["verified"] = None
+        if name in errors:
+            changed["verified"] = {"on": "gpu", "max_relative_error": errors[name], "columns": kernel.manifest["n"]}
     manifest = json.dumps({**kernel.manifest, **changed}, indent=2) + "\n"
     files = kernel.files | {CUBIN_FILE: binary.cubin, MANIFEST_FILE: manifest.encode()}
     return Artifact(parse(files[MANIFEST_FILE], f"kernel {name}, joined"), files)
