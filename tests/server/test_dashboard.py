@@ -49,6 +49,12 @@ def test_the_dashboard_conforms_to_grafanas_types() -> None:
         assert panel.type_val == "stat" or isinstance(drawn, common.GraphFieldConfig)
 
 
+def test_a_share_of_nothing_is_no_figure() -> None:
+    """A service without requests would show NaN in the first row."""
+    shares = [target["expr"] for panel in PANELS if panel["type"] == "stat" for target in panel["targets"]]
+    assert all(share.endswith(" > 0)") for share in shares if " / " in share)
+
+
 @pytest.mark.parametrize("query", QUERIES, ids=lambda query: query[:60])
 def test_a_query_parses_and_names_series_and_labels_that_there_are(query: str) -> None:
     chosen = list(selectors(filled(query)))
