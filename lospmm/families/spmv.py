@@ -133,7 +133,7 @@ def _registers_needed(plan: SpmvPlan, problem: Problem) -> int:
     """Return the registers of a thread without spilling (ptxas 13.0)."""
     cols = cols_of(problem)
     if layout_of(problem) is EIGHT:
-        return 128
+        return 80
     if plan.ahead == 1:
         return 40 if cols == 1 else 64
     return 64 if cols <= 2 else 80

@@ -290,27 +290,6 @@ LOSPMM_INLINE void lospmm_mma(float (&d)[4], const unsigned (&a)[4], const unsig
 #endif
 }
 
-// The same of 16-bit elements where nobody reads the lower eight rows: ``a`` is the upper ones.
-LOSPMM_INLINE void lospmm_mma_of_eight(float (&d)[4], const unsigned (&a)[2], const unsigned (&b)[2]) {
-#ifdef LOSPMM_ON_CPU
-  const unsigned whole[4] = {a[0], 0, a[1], 0};
-  lospmm_mma(d, whole, b);
-#else
-#if LOSPMM_DTYPE == 3
-#define LOSPMM_PTX_TYPES "bf16.bf16"
-#else
-#define LOSPMM_PTX_TYPES "f16.f16"
-#endif
-  asm("{\n"
-      ".reg .b32 any<2>;\n"
-      "mma.sync.aligned.m16n8k16.row.col.f32." LOSPMM_PTX_TYPES ".f32 {%0, %1, %2, %3}, {%4, any0, %5, any1}, {%6, %7}, "
-      "{%0, %1, %2, %3};\n"
-      "}"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(b[0]), "r"(b[1]));
-#endif
-}
-
 // The elements of a pair of 16-bit ones, as a 32-bit register holds them.
 #if LOSPMM_DTYPE == 3
 LOSPMM_INLINE float lospmm_first(unsigned pair) { return __uint_as_float(pair << 16); }

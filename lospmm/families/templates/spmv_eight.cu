@@ -7,7 +7,8 @@
 // A step of a warp gathers a row of B for each lane: the short sides of two products. Row i of their long sides, of eight rows,
 // has the values of lanes i and i + 8, or i + 16 and i + 24, in these lanes' columns, and 0 elsewhere. A fragment thus has them
 // in eight of its lanes. So that in four steps each lane has some, step s puts lane i into row i ^ 2 (s % 4), with sums of its
-// own; values lie where they are needed.
+// own: two steps use the upper rows of a fragment and two the lower ones, as registers bound the warps, and warps the loads
+// that are under way. Values lie where they are needed.
 //
 // Numbers: m. Arrays: where each warp begins, BLOCKS x WARPS; of each block, where each lane begins each turn, MAX_ROWS x 32,
 // each remainder's row of it in the block, MAX_ROWS x 8, and its elements, MAX_ROWS; the units, WARPS x UNITS of each block.
@@ -18,24 +19,26 @@ constexpr int SHARED_AT = PARTS_AT + MAX_ROWS * SUMS_BYTES;  // of turns that an
 constexpr int TURNS_AT = SHARED_AT + WARPS * SUMS_BYTES;     // and which turn that is, or -1
 constexpr int TABLE_AT = TURNS_AT + WARPS * 4;               // of the block's turns: starts, rows and lengths
 
-// Which bytes of two values are the diagonals', of each of four steps.
+// Which bytes of a value are the diagonals', of each of four steps.
 struct Diagonals {
-  unsigned low[4], high[4];
+  unsigned of[4];
 };
 
-// Sums of two columns of C, by the last two bits of the step, and what nobody reads.
+// Sums of two columns of C: of the last two bits of a step, the first says which pair of sums, the second which fragment.
 struct Sums {
-  float of[4][4];
+  float of[2][4];
 };
 
 // Add the values of a step times rows of B.
-LOSPMM_INLINE void multiply(Sums &sums, const Unit &unit, int step, const unsigned (&rows)[4], const Diagonals &of) {
+LOSPMM_INLINE void multiply(Sums &sums, const Unit &unit, int step, const unsigned (&rows)[4], const Diagonals &diagonals) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const unsigned two = pair_of(unit.values, step / 4 * 2 + half);
-    const unsigned left[2] = {__byte_perm(two, 0, of.low[step % 4]), __byte_perm(two, 0, of.high[step % 4])};
+    const unsigned first = __byte_perm(two, 0, diagonals.of[step % 4]), second = __byte_perm(two >> 16, 0, diagonals.of[step % 4]);
+    const bool is_low = step % 4 >= 2;
+    const unsigned left[4] = {is_low ? 0 : first, is_low ? first : 0, is_low ? 0 : second, is_low ? second : 0};
     const unsigned right[2] = {rows[half * 2], rows[half * 2 + 1]};
-    lospmm_mma_of_eight(sums.of[step % 4], left, right);
+    lospmm_mma(sums.of[step % 2], left, right);
   }
 }
 
@@ -51,7 +54,10 @@ struct Used {
 LOSPMM_INLINE Used used(const Sums &sums) {
   Used used;
 #pragma unroll
-  for (int step = 0; step < 4; ++step) used.of[step] = make_float2(sums.of[step][0], sums.of[step][1]);
+  for (int step = 0; step < 4; ++step) {
+    const float *two = sums.of[step % 2] + step / 2 * 2;
+    used.of[step] = make_float2(two[0], two[1]);
+  }
   return used;
 }
 LOSPMM_INLINE float2 two_of(const Used &used) {
@@ -69,17 +75,13 @@ template <bool ends>
 LOSPMM_INLINE void go(Sums &sums, Used &whole, unsigned &at, const Unit &unit, const Diagonals &diagonals, int left,
                       unsigned start) {
   const unsigned steps[2] = {unit.behinds & 0x0F0F0F0F, unit.behinds >> 4 & 0x0F0F0F0F};
-  unsigned rows[STEPS][4];  // of B, all of them: reading them does not wait for products
 #pragma unroll
   for (int step = 0; step < STEPS; ++step) {
-    if (ends && step == left) at = start;
+    if (ends && step == left) whole = used(sums), sums = {}, at = start;
     at = __dp4a(steps[step % 2], 128u << step / 2 * 8, at);
-    lospmm_ldmatrix_transposed(rows[step], lospmm_shared + at);
-  }
-#pragma unroll
-  for (int step = 0; step < STEPS; ++step) {
-    if (ends && step == left) whole = used(sums), sums = {};
-    multiply(sums, unit, step, rows[step], diagonals);
+    unsigned rows[4];  // of B
+    lospmm_ldmatrix_transposed(rows, lospmm_shared + at);
+    multiply(sums, unit, step, rows, diagonals);
   }
   if (ends && left == STEPS) whole = used(sums), sums = {}, at = start;
 }
@@ -94,8 +96,7 @@ LOSPMM_KERNEL(ENTRY) {
 #pragma unroll
   for (int step = 0; step < 4; ++step) {
     const bool holds = (lane / 8 ^ lane % 4) == step, is_second = lane / 4 % 2 != 0;
-    diagonals.low[step] = lospmm_kept(!holds ? 0x4444 : is_second ? 0x1044 : 0x4410);
-    diagonals.high[step] = lospmm_kept(!holds ? 0x4444 : is_second ? 0x3244 : 0x4432);
+    diagonals.of[step] = lospmm_kept(!holds ? 0x4444 : is_second ? 0x1044 : 0x4410);
   }
   const Place *place = reinterpret_cast<const Place *>(lospmm_data + FIRST_ARRAY) + blockIdx.y * WARPS + warp;
   Source from = source_of(lospmm_data + UNITS_ARRAY + (blockIdx.y * WARPS + warp) * (1ll * UNITS * UNIT_BYTES), lane);
