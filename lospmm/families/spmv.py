@@ -71,11 +71,11 @@ class SpmvLayout(NamedTuple):
     template: str
     classes: int
     element_bytes: int  # of B
-    turn_bytes: int  # of a row, of its turn
+    turn_bytes: int  # of shared memory, by row: its turn in the table
     start_micros: float  # before the first product and after the last
-    flying_bytes: float  # that an SM must have asked for
-    of_column: float  # how much longer another column takes
-    unit_cycles: float  # of an SM
+    flying_bytes: float  # in flight, that an SM needs for the whole bandwidth
+    of_column: float  # share of the time that another column adds
+    unit_cycles: float  # of an SM, for a unit
 
 
 #: Up to four columns, in float32; and eight, for tensor cores.

@@ -1,14 +1,13 @@
 
 // A as bits and values (pieces.cuh) times a few columns of B, on tensor cores.
 //
-// A warp has TILES x 16 rows of A and COLS columns of C, and walks every so-many-th piece of its rows. It copies pieces, and
-// the rows of B that belong to them, to a ring of its own, STAGES of them, so that it waits for nobody. If PAIRED, odd
-// columns of a piece have changed places, so that fewer pairs have a nonzero; a byte for each says which column is there, and
-// the rows of B are read in that order. PARTS warps of each of the LOSPMM_CLUSTER blocks that share rows add up what they
-// have, in a fixed order.
+// A warp has TILES x 16 rows of A and COLS columns of C. PARTS warps of each of the LOSPMM_CLUSTER blocks that share rows take
+// the pieces of their rows in turn, and add up in the end, in a fixed order. Each warp copies its pieces, and their rows of B,
+// to a ring of its own with STAGES of them, so it waits for no other warp. If PAIRED, odd columns of a piece have changed
+// places, so that fewer pairs have a nonzero. A byte for each says which column is there, and rows of B are read in that order.
 //
-// A load that has to wait for another costs a short kernel a part of its time, and so does code, which is read from memory. So
-// the first piece of each warp lies where no load says, and A's shape and the places of its arrays are compiled in.
+// A short kernel loses time where a load waits for another one, and by its code, which is read from memory. So no load says
+// where a warp's first piece lies, and A's shape and the places of its arrays are compiled in.
 //
 // With C_TOKENS, C is transposed in memory: N x M.
 //

@@ -1,17 +1,15 @@
 
 // A as bits and values (pieces.cuh) times many columns of B, on the tensor cores of sm_90a.
 //
-// A block has 64 rows of A for each of GROUPS warpgroups, and COLS columns of C (row_block.cuh), then those of another tile.
-// One warpgroup more copies: one thread chunks of B, and one for each warp of the others pieces of that warp's 16 rows. Such a
-// warp makes fragments of the next chunk while the tensor cores multiply by the last one. Copies for the next tile begin while
-// one is stored. What a block needs first comes sooner by other threads: the warps copy their first pieces, and two warps that
-// have nothing else to do the first chunks of B.
+// A block computes tiles of C (row_block.cuh), one after another, with GROUPS warpgroups. One more warpgroup copies: one thread
+// chunks of B, and a thread for each multiplying warp the pieces of its 16 rows. A warp makes fragments of the next chunk while
+// the tensor cores multiply by the last one, and copies for the next tile begin while a tile is stored. What a block needs first
+// is copied by threads that are idle then: first pieces by the warps themselves, first chunks of B by two other warps.
 //
-// Copies of boxes need a map of B, in global memory. There is a place for each SM: a block has it for itself, as two of
-// them have no room in its shared memory.
+// TMA needs a tensor map of B in global memory. There is one for each SM, as an SM has shared memory for one block only.
 //
-// Tiles of ACROSS neighbours along the columns are a group. Blocks along z take the rows of the first group, then those of the
-// next one: what is read at one time, and from the L2 cache, is few columns of B.
+// ACROSS neighbouring tiles along the columns are a group. Blocks along z take all rows of a group, then those of the next one,
+// so that few columns of B are read at a time, from the L2 cache.
 //
 // With TOKENS, B and C are transposed in memory: N x K and N x M.
 //

@@ -1,24 +1,24 @@
 
-// What blocks have in common that compute tiles of C: 64 rows of A for each of GROUPS warpgroups, and COLS columns. A ring has
-// STAGES chunks of B, CHUNK rows of COLS columns. The LOSPMM_CLUSTER blocks that share a tile have columns of A of their own,
-// and add up in the end.
+// Tiles of C, of kernels whose blocks have 64 rows of A for each of GROUPS warpgroups, and COLS columns of B. A ring in shared
+// memory has STAGES chunks of B, of CHUNK rows. Each of the LOSPMM_CLUSTER blocks that share a tile has columns of A of its own;
+// in the end they add up.
 
 constexpr int CHUNK = 64, PARTS = COLS / 64, STAGE = CHUNK * COLS * 2;  // bytes, of B
 static_assert(COLS % 64 == 0);
 
-// The rows of a tile, in its own number of rows, and its first column.
+// A tile: which block of rows, and the first column.
 struct Tile {
   int row_block;
   long long column;
 };
 
-// Two neighbours of a row of C, from their place on.
+// Two finished elements of C, ``step`` apart from ``place`` on, as a word.
 LOSPMM_INLINE unsigned finished_pair(float first, float second, int row, long long place, const Element *residual, int step = 1) {
   return lospmm_finished(first, row, place, residual) |
          static_cast<unsigned>(lospmm_finished(second, row, place + step, residual)) << 16;
 }
 
-// ``second`` of a lane whose number has not this bit, and ``first`` of the one that has it.
+// Swap ``second`` of the lane whose number lacks ``bit`` with ``first`` of the lane that has it.
 template <int bit>
 LOSPMM_INLINE void change_places(unsigned &first, unsigned &second) {
   const bool has = threadIdx.x & bit;
@@ -29,14 +29,14 @@ LOSPMM_INLINE void change_places(unsigned &first, unsigned &second) {
     second = other;
 }
 
-// Among four lanes: lane i has the four of place i.
+// Transpose among four lanes: lane i gets the four at place i.
 LOSPMM_INLINE void change_places_of_four(unsigned (&pairs)[4]) {
   change_places<1>(pairs[0], pairs[1]), change_places<1>(pairs[2], pairs[3]);
   change_places<2>(pairs[0], pairs[2]), change_places<2>(pairs[1], pairs[3]);
 }
 
-// Sums of ``eights`` times eight columns of a tile to C, from ``column`` on; ``sum_of`` gives the four that a thread has of 16
-// rows. Four lanes have two neighbours each of eight columns of a row: after they changed places, a lane has all of one eight.
+// Store sums of ``eights`` times eight columns of a tile, from ``column`` on; ``sum_of`` gives the four that a thread has of 16
+// rows. Of eight columns of a row, four lanes have two each; transposed, a lane has all of one eight, and stores 16 bytes.
 template <int eights, typename Sums>
 LOSPMM_INLINE void store_eights(const Sums &sum_of, const Tile &tile, long long column, int m, long long n, Element *c,
                                 const Element *residual) {
@@ -116,9 +116,9 @@ LOSPMM_INLINE void store_rows(const float (&sums)[PARTS][32], const Tile &tile, 
 }
 
 #if LOSPMM_CLUSTER > 1
-// The same where each block of a cluster has a part of the sums: a block adds up and stores some of the columns, and is sent
-// what the others have of them. That comes to the ring, which is not used any more then. ``done`` are two barriers: of all
-// warps that multiply, and of what was sent.
+// The same where each block of a cluster has a part of each sum. A block adds up and stores some of the columns; the others
+// send it their parts of these, into the ring, which is no longer needed. ``done`` are two barriers: of the multiplying warps
+// of all blocks, and of what is sent.
 LOSPMM_INLINE void add_up_rows(const float (&sums)[PARTS][32], const Tile &tile, unsigned char *ring, unsigned long long *done,
                                int m, long long n, Element *c, const Element *residual) {
   constexpr int THREADS = 128 * GROUPS, FOURS = COLS / 8, OWN = FOURS / LOSPMM_CLUSTER, SENDERS = LOSPMM_CLUSTER - 1;

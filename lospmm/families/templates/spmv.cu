@@ -1,29 +1,29 @@
 
-// A times a few columns, B in shared memory as float32: a lane of a warp takes the columns of A that lie in its banks.
+// A times one to four columns, B in shared memory as float32.
 //
-// Lane l has columns l, l + 32, l + 64 ... of a row, so all lanes read B at once. An element is a value and four bits: how many
-// of its lane's columns it lies behind the element before. 0 is a filler, which reads again what was read last (at the
-// beginning of a row: zeros); a nonzero further away than 15 comes behind values of 0. A unit is eight elements of each lane:
-// 16 bytes of values for each, or 8 of codes, then 4 of steps.
+// Lane l has the columns l, l + 32, l + 64 ... of a row, so each lane reads B from a bank of its own. An element is a value and
+// four bits: its distance, in the lane's columns, from the element before. Distance 0 is a filler, which reads the same row of
+// B again (at the beginning of a row: zeros). A nonzero more than 15 away comes behind elements of value 0. A unit is eight
+// elements of each lane: 16 bytes of values of each, or 8 of codes, then 4 of distances.
 //
-// A block multiplies whole rows. Each of its lanes walks them in an order of its own, those with many of its elements first,
-// so that at any time all lanes have as many left: a *turn* is one row of each lane, with as many elements as the longest of
-// them, and a unit at least. The turns of a block lie one after another and its warps share them evenly, whatever the rows'
-// lengths. What several warps have of a turn is added in the order of the warps, and what the lanes have of a row in the order
-// of the lanes from the row's own on.
+// A block has whole rows. Each lane walks them in an order of its own, those with most of its elements first, so that all lanes
+// need about as many steps at a time. A *turn* is one row of each lane. It is as long as the longest of them, and a unit at
+// least. The warps of a block share its turns evenly, one after the other, wherever turns end. Sums of a turn are added by warp,
+// sums of a row by lane, in a fixed order, which begins with the lane that has the row's number.
 //
-// A load that has to wait for another costs a short kernel a part of its time, so no load says where an array lies, and the
-// loop loads units alone: who waits for a load waits for all that use the same scoreboard, of which a warp has six.
+// A short kernel loses time where a load waits for another one, so no load says where an array lies. The loop loads nothing but
+// units: who waits for a load waits for all on the same scoreboard, of which a warp has six.
 //
 // Numbers: m. Arrays: where each warp begins, BLOCKS x WARPS; of each block, each lane's row of each turn in it, MAX_ROWS x 32,
 // and the turn's elements, MAX_ROWS; the units, WARPS x UNITS of each block.
 
 constexpr int LOG_COLS = COLS == 1 ? 0 : COLS == 2 ? 1 : 2;
-constexpr int ROW_BYTES = 128 * COLS;                       // of B for a column of A of each lane; of their sums
-constexpr int PARTS_AT = ((K + 31) / 32 + 1) * ROW_BYTES;   // behind zeros and B: of each row of the block, each lane's sums
-constexpr int SHARED_AT = PARTS_AT + MAX_ROWS * ROW_BYTES;  // of turns that an earlier warp began, by warp
-constexpr int TURNS_AT = SHARED_AT + WARPS * ROW_BYTES;     // and which turn that is, or -1
-constexpr int TABLE_AT = TURNS_AT + WARPS * 4;              // of the block's turns: rows and lengths
+constexpr int ROW_BYTES = 128 * COLS;  // 32 rows of B, one of each lane; or a row's sums: of each column, 32 lanes
+// Shared memory: a row of zeros and B, then
+constexpr int PARTS_AT = ((K + 31) / 32 + 1) * ROW_BYTES;   // the sums of each row of the block
+constexpr int SHARED_AT = PARTS_AT + MAX_ROWS * ROW_BYTES;  // each warp's sums of a turn that an earlier warp began
+constexpr int TURNS_AT = SHARED_AT + WARPS * ROW_BYTES;     // which turn that is, or -1
+constexpr int TABLE_AT = TURNS_AT + WARPS * 4;              // the block's turns: rows and lengths
 
 // The value of a step.
 LOSPMM_INLINE float value_of(const Unit &unit, int step) {
@@ -31,7 +31,7 @@ LOSPMM_INLINE float value_of(const Unit &unit, int step) {
   return step % 2 ? lospmm_second(pair) : lospmm_first(pair);
 }
 
-// How far behind the element before that of a step is, in bytes of B.
+// The distance of a step's element from the one before, in bytes of B.
 LOSPMM_INLINE unsigned bytes_behind(const Unit &unit, int step) {
   const int right = 4 * step - 7 - LOG_COLS;
   return (right < 0 ? unit.behinds << -right : unit.behinds >> right) & 15 * ROW_BYTES;

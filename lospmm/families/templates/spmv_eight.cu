@@ -1,30 +1,33 @@
 
-// A times up to eight columns, B in shared memory in its own type, on tensor cores. Turns and their sums are as in spmv.cu.
+// A times five to eight columns: B in shared memory in its own type, products on tensor cores. Turns are as in spmv.cu.
 //
-// Lane l has columns of A with the remainder l % 8, so that eight lanes read 16 bytes of B each from all banks. Four lanes
-// share a row: each has a quarter of its elements with this remainder, one after another, and an array says where it begins.
+// Lane l has the columns of A whose remainder by 8 is l % 8, so that eight lanes read 16 bytes of B each without bank conflicts.
+// Four lanes share a row: each has a quarter of its elements of that remainder, in order. An array says where it begins.
 //
-// A step of a warp gathers a row of B for each lane: the short sides of two products. Row i of their long sides, of eight rows,
-// has the values of lanes i and i + 8, or i + 16 and i + 24, in these lanes' columns, and 0 elsewhere. A fragment thus has them
-// in eight of its lanes. So that in four steps each lane has some, step s puts lane i into row i ^ 2 (s % 4), with sums of its
-// own: two steps use the upper rows of a fragment and two the lower ones, as registers bound the warps, and warps the loads
-// that are under way. Values lie where they are needed.
+// In a step each lane reads a row of B. Those of lanes 0 to 15, and those of lanes 16 to 31, are the B operand of a product
+// (m16n8k16). Row i of its A operand has the values of lanes i and i + 8 at their k, and 0 elsewhere, so row i of the result
+// is of remainder i. Values of a step thus lie in eight lanes only. So that in four steps all lanes hold some, step s has lane
+// i in row i ^ 2 (s % 4) instead, and sums of its own; values are packed for the lanes that hold them. Steps 2 and 3 of four
+// use rows 8 to 15 of the operand: sums then need half of the registers, which leaves room for more warps, with more loads in
+// flight.
 //
 // Numbers: m. Arrays: where each warp begins, BLOCKS x WARPS; of each block, where each lane begins each turn, MAX_ROWS x 32,
 // each remainder's row of it in the block, MAX_ROWS x 8, and its elements, MAX_ROWS; the units, WARPS x UNITS of each block.
 
-constexpr int ROW_BYTES = 128, SUMS_BYTES = 256;             // of B for a column of A of each remainder; of their sums of a row
-constexpr int PARTS_AT = ((K + 7) / 8 + 1) * ROW_BYTES;      // behind zeros and B: of each row of the block, eight sums
-constexpr int SHARED_AT = PARTS_AT + MAX_ROWS * SUMS_BYTES;  // of turns that an earlier warp began, by warp
-constexpr int TURNS_AT = SHARED_AT + WARPS * SUMS_BYTES;     // and which turn that is, or -1
-constexpr int TABLE_AT = TURNS_AT + WARPS * 4;               // of the block's turns: starts, rows and lengths
+constexpr int ROW_BYTES = 128;   // eight rows of B, one of each remainder
+constexpr int SUMS_BYTES = 256;  // a row's sums: of each remainder, eight columns
+// Shared memory: a row of zeros and B, then
+constexpr int PARTS_AT = ((K + 7) / 8 + 1) * ROW_BYTES;      // the sums of each row of the block
+constexpr int SHARED_AT = PARTS_AT + MAX_ROWS * SUMS_BYTES;  // each warp's sums of a turn that an earlier warp began
+constexpr int TURNS_AT = SHARED_AT + WARPS * SUMS_BYTES;     // which turn that is, or -1
+constexpr int TABLE_AT = TURNS_AT + WARPS * 4;               // the block's turns: starts, rows and lengths
 
-// Which bytes of a value are the diagonals', of each of four steps.
+// By step: the selector that keeps the lane's value where the step has it, and gives 0 elsewhere.
 struct Diagonals {
   unsigned of[4];
 };
 
-// Sums of two columns of C: of the last two bits of a step, the first says which pair of sums, the second which fragment.
+// A lane's sums of two columns of C, by step % 4: steps s and s + 2 have the upper and the lower rows of a result.
 struct Sums {
   float of[2][4];
 };
@@ -42,12 +45,12 @@ LOSPMM_INLINE void multiply(Sums &sums, const Unit &unit, int step, const unsign
   }
 }
 
-// A lane's two sums of a row's, which begin ``at`` bytes into shared memory.
+// A lane's two sums among those of a row, which begin ``at`` bytes into shared memory.
 LOSPMM_INLINE float2 &two_sums(unsigned at, unsigned lane) {
   return *reinterpret_cast<float2 *>(lospmm_shared + at + lane * 8);
 }
 
-// What is read of sums, and the sum of all steps.
+// The sums by step.
 struct Used {
   float2 of[4];
 };
