@@ -337,7 +337,7 @@ def test_a_layer_table_by_a_service_is_that_of_here(run: Command, port: int, tmp
     assert layers["fc.dense"]["skipped"] == "fewer zeros than the 40% of min_sparsity"
     assert (layers["line.weight"]["k"], layers["line.weight"]["n"]) == (12, 16)
     shown = run(*command, "--out", tmp_path / "here").out
-    assert "skipped: its output is small\n" in shown and shown.splitlines()[-1].startswith("1 vector, ")
+    assert "skipped: its output is small\n" in shown and shown.splitlines()[-1].startswith("all: ")
     refused = run(*command, "--out", tmp_path / "no", "--n", 8, "--biases")
     assert (refused.status, refused.error) == (2, "--layers gives these of each layer: leave out --n, --biases")
     (tmp_path / "layers.json").write_text(json.dumps({"layers": {"*": {"skip": "later"}}}))
