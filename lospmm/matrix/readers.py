@@ -127,16 +127,12 @@ def read_model(
     BadMatrix if the file cannot be read or holds no weight.
     """
     name = _printable(name.replace("\\", "/").rpartition("/")[2]) or "model"
-    weights, tensors = _weights(content, name), _tensors(content)
-    for tensor in sorted(weights, key=natural):  # the library gives them in any order
-        if wanted is not None and tensor not in wanted:
+    tensors = _tensors_in(content, name)
+    for tensor, weight in tensors.items():
+        if not _is_weight(weight) or (wanted is not None and tensor not in wanted):
             continue
-        weight = weights.pop(tensor)
         try:
-            yield (
-                tensor,
-                MatrixFile(_of_weight(weight, content), "stored", name, _beside(tensor, tensors, name)),
-            )
+            yield tensor, MatrixFile(_of_weight(weight, content), "stored", name, _beside(tensor, tensors, name))
         except BadMatrix as error:
             wrong = BadMatrix(f"{name}: {printable(str(error))}")
             wrong.sparsity = None if "mask" in weight else error.sparsity  # of what is masked nobody has counted
@@ -156,10 +152,10 @@ class ModelTensors(NamedTuple):
 
 def tensors_of_model(content: Content, name: str) -> ModelTensors:
     """Return all tensors; ``read_model`` yields the weights. Raises BadMatrix."""
-    weights, tensors = _weights(content, _printable(name) or "model"), _tensors(content)
-    has_bias = {weight: _bias_name(weight) in tensors for weight in sorted(weights, key=natural)}
-    others = {one: _why_no_weight(tensors[one]) for one in sorted(tensors, key=natural) if one not in weights}
-    return ModelTensors(has_bias, others, {one: len(weight["shape"]) for one, weight in weights.items()})
+    tensors = _tensors_in(content, _printable(name) or "model")
+    has_bias = {one: _bias_name(one) in tensors for one, tensor in tensors.items() if _is_weight(tensor)}
+    others = {one: _why_no_weight(tensor) for one, tensor in tensors.items() if one not in has_bias}
+    return ModelTensors(has_bias, others, {one: len(tensors[one]["shape"]) for one in has_bias})
 
 
 def no_biases(names: Sequence[str]) -> BadRequest:
@@ -170,19 +166,20 @@ def no_biases(names: Sequence[str]) -> BadRequest:
     )
 
 
-def _weights(content: Content, name: str) -> dict[str, dict[str, Any]]:
+def _tensors_in(content: Content, name: str) -> dict[str, dict[str, Any]]:
+    """Return the tensors of a model, layer 2 before layer 10. Raises BadMatrix if no weight is among them."""
     try:
         _reader(content, name, None)
         if not is_model(content):
             raise BadMatrix(
                 "is no .safetensors, .onnx or .pt; name a folder of matrix files, one per layer, or tune it alone"
             )
-        weights = {tensor: weight for tensor, weight in _tensors(content).items() if _is_weight(weight)}
-        if not weights:
+        tensors = _tensors(content)
+        if not any(map(_is_weight, tensors.values())):
             raise BadMatrix(_NO_WEIGHT)
     except BadMatrix as error:
         raise BadMatrix(f"{name}: {printable(str(error))}") from None
-    return weights
+    return {tensor: tensors[tensor] for tensor in sorted(tensors, key=natural)}
 
 
 def natural(name: str) -> list[tuple[int, str]]:
