@@ -35,7 +35,7 @@ class MatrixFile:
     matrix: SparseMatrix
     values: Values
     name: str  # the file's base name
-    #: The bias of the same file that belongs to the weight by its name, or why it cannot be used.
+    #: The bias of the same file that belongs to the weight, or why it cannot be used.
     beside: NDArray[np.floating] | BadMatrix | None = None
 
     @property
@@ -123,8 +123,8 @@ def read_model(
 
     ``wanted`` are the names of those that are read, None: all.
 
-    A weight comes with its bias: ``fc.bias`` of ``fc.weight``, ``in_proj_bias`` of ``in_proj_weight``. Raises
-    BadMatrix if the file cannot be read or holds no weight.
+    A weight comes with its bias: ``fc.bias`` of ``fc.weight``, ``in_proj_bias`` of ``in_proj_weight``; of an ONNX model
+    the one that its graph adds. Raises BadMatrix if the file cannot be read or holds no weight.
     """
     name = _printable(name.replace("\\", "/").rpartition("/")[2]) or "model"
     tensors = _tensors_in(content, name)
@@ -153,7 +153,7 @@ class ModelTensors(NamedTuple):
 def tensors_of_model(content: Content, name: str) -> ModelTensors:
     """Return all tensors; ``read_model`` yields the weights. Raises BadMatrix."""
     tensors = _tensors_in(content, _printable(name) or "model")
-    has_bias = {one: _bias_name(one) in tensors for one, tensor in tensors.items() if _is_weight(tensor)}
+    has_bias = {one: _bias_name(one, tensors) in tensors for one, tensor in tensors.items() if _is_weight(tensor)}
     others = {one: _why_no_weight(tensor) for one, tensor in tensors.items() if one not in has_bias}
     return ModelTensors(has_bias, others, {one: len(tensors[one]["shape"]) for one in has_bias})
 
@@ -238,15 +238,16 @@ def _of_weight(weight: dict[str, Any], content: Content) -> SparseMatrix:
     return from_coo(shape, row[left], matrix.indices[left], values[left])
 
 
-def _bias_name(weight: str) -> str | None:
-    """Return the name of the bias that belongs to a weight."""
+def _bias_name(weight: str, tensors: dict[str, dict[str, Any]]) -> str | None:
+    """Return the name of the bias that belongs to a weight: as the format says, or by the weight's name."""
     stem = weight.removesuffix("weight")
-    return f"{stem}bias" if stem != weight else None
+    bias: str | None = tensors[weight].get("bias", f"{stem}bias" if stem != weight else None)
+    return bias
 
 
 def _beside(weight: str, tensors: dict[str, dict[str, Any]], file: str) -> NDArray[np.floating] | BadMatrix | None:
     """Return the bias of a weight, of any length, or what is wrong with it, or None."""
-    bias = _bias_name(weight)
+    bias = _bias_name(weight, tensors)
     if bias is None or (found := tensors.get(bias)) is None:
         return None
     if found["dtype"] not in _FLOATS or len(found["shape"]) != 1:

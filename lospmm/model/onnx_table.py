@@ -3,34 +3,26 @@
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from lospmm.errors import BadMatrix, BadRequest, LospmmError, extra_needed, printable
 from lospmm.matrix import onnx_file
 from lospmm.matrix.limit import MIN_SPARSITY, is_few, too_few
 from lospmm.matrix.mapped import Content
+from lospmm.matrix.onnx_file import Use, attributes_of
 from lospmm.matrix.readers import MatrixFile, read_model
 from lospmm.model.layer_table import LayerSpec, LayerTable
 from lospmm.problem.convolution import Convolution, written
 
 if TYPE_CHECKING:
-    from onnx import GraphProto, ModelProto, NodeProto
+    from onnx import ModelProto
 
 #: Sizes of a tensor; None for one that is not known.
 Shape = tuple[int | None, ...]
 
 #: The types of weights that have kernels, and of their kernels.
 _DTYPES = {"FLOAT": None, "FLOAT16": "float16", "BFLOAT16": "bfloat16"}
-
-
-@dataclass(frozen=True, slots=True)
-class _Use:
-    """A use of a weight: the node, where its inputs are, and whether they are transposed."""
-
-    node: "NodeProto"
-    at: int
-    is_transposed: bool
 
 
 def table_of_onnx(content: Content, shapes: Sequence[str] = (), *, min_sparsity: float = MIN_SPARSITY) -> LayerTable:
@@ -42,19 +34,19 @@ def table_of_onnx(content: Content, shapes: Sequence[str] = (), *, min_sparsity:
     """
     model = onnx_file.load(content)
     known = _shapes_of(model, shapes)
-    uses = _uses(model.graph)
+    uses = onnx_file.uses_of(model.graph)
     types = {tensor.name: onnx_file.dtype_of(tensor) for tensor in model.graph.initializer}
     held = {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
     rows, few = {}, []
     for name, file in read_model(content, "model"):
-        own = uses.get(name, [])
-        found = [_row(use, known, held[name]) for use in own]
+        found = [_row(use, known, held[name]) for use in uses.get(name, ())]
         row = max(found, key=_columns, default=LayerSpec(skip="no node of the graph takes it"))
         if (why := _why_dense(file, min_sparsity)) is not None and row.skip is None:
             row = LayerSpec(skip=why)
             few += [file.matrix.sparsity] if isinstance(file, MatrixFile) and is_few(why) else []
         if row.skip is None:
-            row = replace(row, bias=_adds_bias(own, name, file), dtype=_DTYPES.get(types[name]))
+            has_bias = isinstance(file, MatrixFile) and file.beside is not None
+            row = replace(row, bias=has_bias, dtype=_DTYPES.get(types[name]))
         rows[name] = row
     return LayerTable(rows, few)
 
@@ -67,13 +59,6 @@ def _why_dense(file: MatrixFile | BadMatrix, min_sparsity: float) -> str | None:
     if isinstance(file, BadMatrix):
         return str(file)
     return too_few(file.matrix.sparsity, min_sparsity) if file.matrix.nnz else "all its weights are zero"
-
-
-def _adds_bias(uses: Sequence[_Use], name: str, file: MatrixFile | BadMatrix) -> bool:
-    """Return whether the nodes add the bias that lies beside the weight by its name."""
-    beside = f"{name.removesuffix('weight')}bias"
-    has_bias = isinstance(file, MatrixFile) and file.beside is not None
-    return has_bias and all(len(use.node.input) > 2 and use.node.input[2] == beside for use in uses)
 
 
 def _shapes_of(model: "ModelProto", shapes: Sequence[str]) -> dict[str, Shape]:
@@ -113,31 +98,9 @@ def _shape(value: Any) -> Shape:
     return tuple(dim.dim_value if dim.HasField("dim_value") else None for dim in value.type.tensor_type.shape.dim)
 
 
-def _uses(graph: "GraphProto") -> dict[str, list[_Use]]:
-    """Return the uses of each initializer; one that is transposed before counts as used there."""
-    weights = {tensor.name for tensor in graph.initializer}
-    turned: dict[str, str] = {}
-    found: dict[str, list[_Use]] = {}
-    for node in graph.node:
-        if node.op_type == "Transpose" and node.input[0] in weights and _attributes(node).get("perm", [1, 0]) == [1, 0]:
-            turned[node.output[0]] = node.input[0]
-            continue
-        for at, name in enumerate(node.input):
-            own = turned.get(name, name)
-            if own in weights:
-                found.setdefault(own, []).append(_Use(node, at, name in turned))
-    return found
-
-
-def _attributes(node: "NodeProto") -> dict[str, Any]:
-    from onnx.helper import get_attribute_value
-
-    return {attribute.name: get_attribute_value(attribute) for attribute in node.attribute}
-
-
-def _row(use: _Use, known: Mapping[str, Shape], weight: Shape) -> LayerSpec:
+def _row(use: Use, known: Mapping[str, Shape], weight: Shape) -> LayerSpec:
     """Return the row of one use of a weight."""
-    kind, attributes = use.node.op_type, _attributes(use.node)
+    kind, attributes = use.node.op_type, attributes_of(use.node)
     try:
         if kind == "Conv" and use.at == 1:
             return _convolution(use, attributes, known, weight)
@@ -148,7 +111,7 @@ def _row(use: _Use, known: Mapping[str, Shape], weight: Shape) -> LayerSpec:
         return LayerSpec(skip=str(error))
 
 
-def _convolution(use: _Use, attributes: Mapping[str, Any], known: Mapping[str, Shape], weight: Shape) -> LayerSpec:
+def _convolution(use: Use, attributes: Mapping[str, Any], known: Mapping[str, Shape], weight: Shape) -> LayerSpec:
     batch, channels, *sizes = _known(use.node.input[0], known)
     if not 1 <= len(sizes) == len(weight) - 2:
         raise BadRequest(f"a convolution over {len(sizes)} axes")
@@ -180,7 +143,7 @@ def _image(sizes: Sequence[int], height: int) -> tuple[int, int]:
     return (sizes[0], sizes[1]) if len(sizes) == 2 else (height, sizes[0])
 
 
-def _product(use: _Use, attributes: Mapping[str, Any], known: Mapping[str, Shape]) -> LayerSpec:
+def _product(use: Use, attributes: Mapping[str, Any], known: Mapping[str, Shape]) -> LayerSpec:
     """Return the row of x W, whose weight is held in x out, or of W x; of a Gemm either may be transposed."""
     if any(attributes.get(name, 1.0) != 1.0 for name in ("alpha", "beta")):
         raise BadRequest("a Gemm with alpha or beta, which kernels do not multiply by")

@@ -13,7 +13,7 @@ import pytest
 from lospmm.errors import BadMatrix, BadRequest
 from lospmm.matrix.csr import from_dense
 from lospmm.matrix.layers import open_model
-from lospmm.matrix.readers import read, read_model, tensors_of_model
+from lospmm.matrix.readers import MatrixFile, read, read_model, tensors_of_model
 from lospmm.model.layer_table import LayerSpec, LayerTable
 from lospmm.model.onnx_table import table_of_onnx
 
@@ -96,6 +96,60 @@ def test_a_weight_that_a_node_transposes() -> None:
     assert row(node("MatMul", "x", "t"), {"w.weight": WIDE}, (2, 3, 16), before) == LayerSpec(n=6)
 
 
+def link(kind: str, *inputs: str, to: str, name: str = "") -> Any:
+    return helper.make_node(kind, inputs, [to], name=name)
+
+
+#: x W, of which W is (16, 24), and what it adds.
+PRODUCT = link("MatMul", "x", "onnx::MatMul_9", to="p", name="/fc/MatMul")
+
+
+@pytest.mark.parametrize(
+    ("nodes", "adds"),
+    [
+        ([link("Gemm", "x", "onnx::MatMul_9", "7", to="y", name="/fc/MatMul")], True),
+        (
+            [
+                link("Identity", "7", to="copied"),
+                link("Identity", "onnx::MatMul_9", to="w"),
+                link("Gemm", "x", "w", "copied", to="y", name="/fc/MatMul"),
+            ],
+            True,
+        ),
+        ([PRODUCT, link("Add", "7", "p", to="y")], True),
+        ([PRODUCT, link("Add", "p", "7", to="q"), link("Mul", "q", "p", to="y")], False),
+        ([PRODUCT, link("Mul", "p", "7", to="y")], False),
+        ([PRODUCT, link("Add", "p", "one", to="y")], False),
+        ([PRODUCT, link("Add", "p", "7", to="q"), link("Gemm", "x", "onnx::MatMul_9", "8", to="y")], False),
+        ([link("MatMul", "onnx::MatMul_9", "z", to="p", name="/fc/MatMul"), link("Add", "p", "7", to="y")], False),
+    ],
+)
+def test_the_graph_tells_which_bias_a_product_adds(nodes: Sequence[Any], adds: bool) -> None:
+    weights = {"onnx::MatMul_9": WIDE.T.copy(), "7": BIAS, "8": 2 * BIAS, "one": BIAS[:1]}
+    content = model_of(nodes, weights, {"x": (5, 16), "z": (24, 24)})
+    ((name, file),) = read_model(content, "m.onnx")
+    assert name == "/fc/MatMul" and isinstance(file, MatrixFile)
+    assert (None if file.bias is None else file.bias.tolist()) == ([1.0] * 24 if adds else None)
+    assert table_of_onnx(content).rows[name].bias == adds == any(tensors_of_model(content, "m.onnx").weights.values())
+
+
+@pytest.mark.parametrize(
+    ("weight", "name", "expected"),
+    [
+        ("onnx::Conv_95", "/layer1/conv1/Conv", "/layer1/conv1/Conv"),
+        ("val_95", "node_conv2d", "node_conv2d"),
+        ("conv1.weight", "/layer1/conv1/Conv", "conv1.weight"),
+        ("95", "", "95"),
+        ("95", "y", "95"),
+        ("95", "bias", "95"),
+    ],
+)
+def test_a_numbered_weight_is_named_by_its_node(weight: str, name: str, expected: str) -> None:
+    weights = {weight: pruned(8, 3, 3, 3), "bias": BIAS[:8]}
+    content = model_of([link("Conv", "x", weight, "bias", to="y", name=name)], weights, {"x": (1, 3, 9, 9)})
+    assert list(table_of_onnx(content).rows) == [expected]
+
+
 @pytest.mark.parametrize(
     ("made", "weight", "shape", "why"),
     [
@@ -158,6 +212,9 @@ def test_files_that_are_not_whole() -> None:
     for cut in (12, len(content) // 2, len(content) - 1):
         with pytest.raises(BadMatrix, match="truncated or damaged ONNX model"):
             list(read_model(content[:cut], "m.onnx"))
+    alone = model_of([node("Identity")], {"w.weight": WIDE}, {"x": (5, 16)})
+    with pytest.raises(BadMatrix, match="truncated or damaged ONNX model"):
+        list(read_model(alone, "m.onnx"))
     apart = numpy_helper.from_array(WIDE, "w.weight")
     apart.ClearField("raw_data")
     apart.data_location = TensorProto.EXTERNAL
@@ -204,6 +261,16 @@ def test_weights_in_a_file_beside_the_model(tmp_path: Path) -> None:
         open_model(path)
 
 
+def exported(model: Any, example: Any) -> bytes:
+    import torch
+
+    file = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(model, (example,), file, dynamo=False)
+    return file.getvalue()
+
+
 def test_a_network_as_it_is_exported() -> None:
     """Its table is that of the PyTorch model, but for what PyTorch alone knows: ReLU and residuals."""
     torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'lospmm[torch]'")
@@ -223,12 +290,33 @@ def test_a_network_as_it_is_exported() -> None:
         prune.l1_unstructured(model[at], "weight", 0.8)
         prune.remove(model[at], "weight")
     example = torch.randn(2, 3, 16, 16)
-    file = io.BytesIO()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.onnx.export(model, (example,), file, dynamo=False)
     expected = lospmm.nn.layers(model, example)
-    assert table_of_onnx(file.getvalue()) == LayerTable(expected.rows)
-    for name, found in read_model(file.getvalue(), "m.onnx"):
+    content = exported(model, example)
+    assert table_of_onnx(content) == LayerTable(expected.rows)
+    for name, found in read_model(content, "m.onnx"):
         own = model.state_dict()[name].flatten(1).numpy()
         assert np.array_equal(found.matrix.to_scipy().toarray(), own)  # type: ignore[union-attr]
+
+
+def test_folded_batch_norms_and_linear_layers_of_sequences() -> None:
+    """PyTorch numbers their weights, and holds equal biases once."""
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'lospmm[torch]'")
+    from torch.nn.utils.fusion import fuse_conv_bn_eval
+
+    torch.manual_seed(0)
+    block = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3, bias=False), torch.nn.BatchNorm2d(8), torch.nn.ReLU())
+    body = torch.nn.Sequential(torch.nn.Flatten(2), torch.nn.Linear(36, 8), torch.nn.Linear(8, 8))
+    model = torch.nn.Sequential(block, body).eval()
+    for layer in (block[0], body[1], body[2]):
+        layer.weight.data *= torch.rand_like(layer.weight) < 0.3
+    for layer in (block[1], body[1], body[2]):
+        layer.bias.data = torch.arange(8.0)
+    folded = fuse_conv_bn_eval(block[0], block[1])
+    found = dict(read_model(exported(model, torch.randn(2, 3, 8, 8)), "m.onnx"))
+    expected = {"/0/0.0/Conv": folded, "/1/1.1/MatMul": body[1], "/1/1.2/MatMul": body[2]}
+    assert list(found) == list(expected)
+    for name, file in found.items():
+        own = expected[name].weight.detach().flatten(1).numpy()
+        dense = file.matrix.to_scipy().toarray()  # type: ignore[union-attr]
+        np.testing.assert_allclose(dense if name.startswith("/0") else dense.T, own, atol=1e-6)
+        np.testing.assert_allclose(file.bias, expected[name].bias.detach().numpy(), atol=1e-6)  # type: ignore[union-attr]
