@@ -47,6 +47,12 @@ _STORAGES: Mapping[str, tuple[str, int]] = MappingProxyType(
     }
 )
 
+#: Where training scripts keep the state dict of a model, beside those of optimizers and averages.
+_STATES = ("state_dict", "model_state_dict", "model")
+
+#: What torch.compile and parallel training, of either the other too, put before every name.
+_WRAPPERS = ("_orig_mod.", "module.", "_orig_mod.")
+
 _DAMAGED = "truncated or damaged file of torch.save ({}); save or copy it again"
 
 
@@ -67,7 +73,7 @@ class _Tensor:
 def tensors_of(content: Content) -> dict[str, dict[str, Any]]:
     """Return dtype, shape and data of each tensor by name; those of a dict in a dict are called outer.inner.
 
-    Raises BadMatrix.
+    Of a training checkpoint it returns the model's alone, named as in the model. Raises BadMatrix.
     """
     try:
         if _directory_bytes(content) > _DIRECTORY_BYTES:
@@ -84,9 +90,13 @@ def tensors_of(content: Content) -> dict[str, dict[str, Any]]:
     found = _unpickled(bytes(views["data.pkl"]), views)
     if not isinstance(found, Mapping):
         raise BadMatrix("holds no state dict; save model.state_dict()")
-    return {
-        name: {"dtype": one.dtype, "shape": one.shape, "data": one.data} for name, one in _flattened("", found, depth=8)
-    }
+    if not any(isinstance(one, _Tensor) for one in found.values()):
+        found = next((found[key] for key in _STATES if isinstance(found.get(key), Mapping)), found)
+    tensors = dict(_flattened("", found, depth=8))
+    for wrapper in _WRAPPERS:
+        if all(name.startswith(wrapper) for name in tensors):
+            tensors = {name.removeprefix(wrapper): one for name, one in tensors.items()}
+    return {name: {"dtype": one.dtype, "shape": one.shape, "data": one.data} for name, one in tensors.items()}
 
 
 def _directory_bytes(content: Content) -> int:

@@ -3,6 +3,7 @@
 import io
 import pickle
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,25 @@ def test_a_checkpoint_is_a_model(tmp_path: Path) -> None:
     assert not isinstance(file, BadMatrix)
     assert file.matrix.nnz == np.count_nonzero(state["fc.weight"].numpy())
     assert readers.read(tmp_path / "pytorch_model.bin", tensor="fc.weight").matrix == file.matrix
+
+
+@pytest.mark.parametrize(
+    ("wrapped", "expected"),
+    [
+        (lambda state: {"state_dict": state, "epoch": 3, "optimizer_states": [{"state": {0: state}}]}, "fc.weight"),
+        (lambda state: {"model": state, "optimizer": {"state": {0: state}}, "model_ema": state}, "fc.weight"),
+        (lambda state: {"model": state, "model_state_dict": state}, "fc.weight"),
+        (lambda state: {"model": state, "mean": state["fc.weight"]}, "mean model.fc.weight"),
+        (lambda state: {"encoder": state, "decoder": state}, "decoder.fc.weight encoder.fc.weight"),
+        (lambda state: {f"module.{name}": one for name, one in state.items()}, "fc.weight"),
+        (lambda state: {"model": {f"module._orig_mod.{name}": one for name, one in state.items()}}, "fc.weight"),
+        (lambda state: {f"_orig_mod.module.{name}": one for name, one in state.items()}, "fc.weight"),
+        (lambda state: {"module.fc.weight": state["fc.weight"], "steps": torch.ones(1)}, "module.fc.weight"),
+    ],
+)
+def test_the_model_of_a_training_checkpoint(wrapped: Callable[[Any], Any], expected: str) -> None:
+    content = saved(wrapped({"fc.weight": pruned(8, 6), "fc.bias": torch.ones(8)}))
+    assert list(readers.tensors_of_model(content, "m.pt").weights) == expected.split()
 
 
 def archived(pickled: bytes, **others: bytes) -> bytes:
