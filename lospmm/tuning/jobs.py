@@ -3,11 +3,12 @@
 The artifact is stored under the request's digest, where a later run, another process or the service finds it.
 """
 
+import logging
 import threading
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 from lospmm.artifact import artifact
@@ -75,11 +76,19 @@ def chosen(
         seed = request.seed if request.values == "drawn" else None
         outcome = replace(known or found(), problem=request.problem, values=request.values, seed=seed)
         made = artifact.from_files(files_of(outcome, job.stages.seconds()), "the new kernel")
-        with suppress(ToolchainFault):  # if the disk is full, the kernel is returned all the same
+        try:
             made, shop.stored = keep(made, digest, store, shop.stored), digest
+        except ToolchainFault as error:  # if the disk is full, the kernel is returned all the same
+            _say_once(f"note: kernels are not cached: {error}")
         return made
 
     return finished
+
+
+@cache
+def _say_once(line: str) -> None:
+    """Log a warning, which is a line on stderr unless the program has set up its logs, once in this process."""
+    logging.getLogger(__name__).warning(line)
 
 
 def search_ahead(request: Request, *, store: Store, session: Session) -> None:
