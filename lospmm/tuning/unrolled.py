@@ -14,7 +14,7 @@ from lospmm.space.candidates import Tiling, UnrolledPlans
 from lospmm.space.estimate import estimate_micros
 from lospmm.space.explore import Space, explore, widen
 from lospmm.space.ranker import Ranker, shortlist
-from lospmm.space.reorder import regroup, threads_for
+from lospmm.space.reorder import THREADED_CELLS, regroup, threads_for
 from lospmm.stages import Stages
 from lospmm.tuning.known import Choice
 
@@ -45,6 +45,8 @@ def explore_problem(problem: Problem, stages: Stages, *, splits: tuple[int, ...]
     """Return the space after all constraints, with rows regrouped by Algorithm 1."""
 
     def timed_regroup(size_limits: Sequence[int]) -> dict[int, Tiling]:
+        if problem.matrix.m * problem.matrix.k >= THREADED_CELLS:  # seconds, of which a log shows the beginning too
+            stages.progress("reorder", 0, len(size_limits))
         with stages.stage("reorder"):
             return regroup(problem.matrix, size_limits, workers=threads_for(problem.matrix))
 

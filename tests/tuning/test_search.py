@@ -22,6 +22,7 @@ from lospmm.space.constraints import CONSTRAINTS, HARDWARE, Subject, block_count
 from lospmm.space.estimate import estimate_micros
 from lospmm.space.pool import pool_of_space
 from lospmm.stages import Stages
+from lospmm.tuning import unrolled
 from lospmm.tuning.forecast import winner_of
 from lospmm.tuning.known import Choice, Known
 from lospmm.tuning.options import Options
@@ -370,3 +371,14 @@ def test_one_that_fails_in_the_end_is_not_taken() -> None:
     assert winner_of(PROBLEM, found, "sass") != racy == fastest_first(found.trials)[0].candidate
     with pytest.raises(GpuFault, match=f"the fastest kernels ran again: {FAILURE}"):
         won(LookupRunner(once, lambda _: None))
+
+
+@pytest.mark.parametrize(("cells", "is_told"), [(48 * 60, True), (48 * 60 + 1, False)])
+def test_a_long_regrouping_is_told_when_it_begins(monkeypatch: pytest.MonkeyPatch, cells: int, is_told: bool) -> None:
+    """With the number of M1: a log shows the beginning of stages of several parts alone."""
+    monkeypatch.setattr(unrolled, "THREADED_CELLS", cells)
+    told: list[tuple[str, int, int]] = []
+    choice = search(PROBLEM, estimate_micros, 3, Stages(lambda *one: told.append(one)))
+    of_reorder = [one for one in told if one[0] == "reorder"]
+    sizes = len({plan.tile.rows for plan in choice.space.survivors})
+    assert of_reorder == [("reorder", 0, sizes)] * is_told + [("reorder", 0, 1), ("reorder", 1, 1)]
