@@ -47,7 +47,7 @@ def load(content: Content) -> "ModelProto":
     try:
         model = onnx.load_model_from_string(bytes(content))
         _name_weights(model.graph)
-    except (DecodeError, IndexError, ValueError) as error:  # the latter two of nodes without inputs or attributes
+    except (DecodeError, AttributeError, IndexError, TypeError, ValueError) as error:  # a name may be no text
         raise BadMatrix(f"truncated or damaged ONNX model ({error}); export or copy it again") from None
     return model
 

@@ -213,8 +213,14 @@ def test_files_that_are_not_whole() -> None:
         with pytest.raises(BadMatrix, match="truncated or damaged ONNX model"):
             list(read_model(content[:cut], "m.onnx"))
     alone = model_of([node("Identity")], {"w.weight": WIDE}, {"x": (5, 16)})
-    with pytest.raises(BadMatrix, match="truncated or damaged ONNX model"):
-        list(read_model(alone, "m.onnx"))
+    numbered = model_of([link("Gemm", "x", "9", to="y", name="/fc/Gemm")], {"9": WIDE}, {"x": (5, 24)})
+    for bad in (
+        alone,
+        numbered.replace(b"/fc/Gemm", b"/fc/\xff\xff\xff\xff"),
+        content.replace(b"w.weight", b"\xff" * 8),
+    ):
+        with pytest.raises(BadMatrix, match="truncated or damaged ONNX model"):
+            list(read_model(bad, "m.onnx"))
     apart = numpy_helper.from_array(WIDE, "w.weight")
     apart.ClearField("raw_data")
     apart.data_location = TensorProto.EXTERNAL
