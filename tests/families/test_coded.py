@@ -33,10 +33,11 @@ def test_kernels_multiply_by_what_the_codes_hold(family: Family, n: int, values:
     epilogue = epilogue_of(np.linspace(-1, 1, MATRIX.m), relu=True, residual=False)
     problem = Problem(MATRIX, n, H200, epilogue=epilogue, dtype=HALF, values=VALUE_TYPES[values])
     assert family.refusal(problem) is None
-    kernel = family.pack(problem, family.plans(problem)[-1])
+    plans = family.plans(problem)
     b = HALF.rounded(np.random.default_rng(2).standard_normal((MATRIX.k, n)).astype(np.float32))
-    c = execute_packed(kernel, np.arange(n), b, m=MATRIX.m)
-    compare(problem, np.arange(n), b, c)
+    for plan in {plans[0], plans[-1]}:  # of bitmap, a bit for one element, and for two
+        c = execute_packed(family.pack(problem, plan), np.arange(n), b, m=MATRIX.m)
+        compare(problem, np.arange(n), b, c)
 
 
 def test_a_takes_half_the_bytes() -> None:
