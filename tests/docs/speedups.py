@@ -101,12 +101,13 @@ def decode() -> str:
 
 
 def _other_type() -> str:
-    """How long the same layers take in bfloat16, and their speedup."""
-    found, half = decode_of("bfloat16"), {_cell(one): one["micros"] for one in decode_of()}
-    ratios = [one["micros"] / half[_cell(one)] for one in found if _cell(one) in half]
+    """How long the same layers take in bfloat16 by kernels of the same commit, and their speedup."""
+    half = {(*_cell(one), one["commit"]): one["micros"] for one in decode_of()}
+    found = [one for one in decode_of("bfloat16") if (*_cell(one), one["commit"]) in half]
+    ratios = [one["micros"] / half[*_cell(one), one["commit"]] for one in found]
     columns = ", ".join(f"{n:,}" for n in sorted({one["n"] for one in found}))
     compared = f"{mean(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}) of the time of float16"
-    return f"bfloat16 by earlier kernels, N {columns}: {compared}, {times(gains(found))} over cuBLAS.\n"
+    return f"bfloat16, N {columns}: {compared}, {times(gains(found))} over cuBLAS.\n"
 
 
 def _cell(record: Record) -> tuple[object, ...]:
