@@ -251,11 +251,9 @@ def _micros(problem: Problem, plan: BitmapPlan, largest_piece: int, bits: float)
     across, _, tall = _grid(plan, problem)
     blocks = across * plan.cluster * tall
     pieces = ceil_div(matrix.k, plan.depth)
-    cells = tall * plan.block_rows * pieces * plan.depth
-    shape = plan.shape
-    head = 4 * shape.words + shape.order_bytes  # bytes of a piece
-    a_bytes = bits * shape.value_bytes(problem.values) + cells * head / (shape.rows * shape.depth)
-    b_bytes = tall * plan.rows * pieces * plan.depth * min(n, plan.cols) * 2
+    of_all = tall * plan.rows * pieces  # pieces
+    a_bytes = bits * plan.shape.value_bytes(problem.values) + of_all * plan.shape.head_bytes
+    b_bytes = of_all * plan.depth * min(n, plan.cols) * 2
     shared = shared_bytes(plan, problem, largest_piece) + device.reserved_shared_bytes
     registers = registers_allowed(plan, problem) * WARP * plan.warps
     resident = max(1, min(device.shared_bytes_per_sm // shared, device.registers_per_sm // registers))
@@ -269,7 +267,7 @@ def _micros(problem: Problem, plan: BitmapPlan, largest_piece: int, bits: float)
     of_piece = piece_cells / 32 * (CYCLES_PER_ELEMENT[plan.per_bit] + plan.cols / 16) + CYCLES_PER_PIECE
     busy = min(1.0, (each * plan.warps / BUSY_WARPS) ** 0.7)
     making = waves * walked * each * plan.warps / 4 * of_piece / busy
-    piece_bytes = (a_bytes + b_bytes) / (tall * plan.rows * pieces)
+    piece_bytes = (a_bytes + b_bytes) / of_all
     flying = each * plan.warps * (plan.stages - 1) * piece_bytes / (LATENCY_SECONDS * device.clock_hz)
     reading = waves * walked * each * plan.warps * piece_bytes / min(L2_BYTES_PER_CYCLE, flying)
     memory = (a_bytes + n * (matrix.k + matrix.m) * 2) / (SHARE_OF_BANDWIDTH * device.memory_bandwidth)

@@ -59,9 +59,9 @@ class PieceShape:
         return self.rows * self.depth // (32 * self.per_bit)
 
     @property
-    def order_bytes(self) -> int:
-        """Bytes that say which columns are at odd places."""
-        return self.depth // 2 if self.is_paired else 0
+    def head_bytes(self) -> int:
+        """Bytes of a piece before its values: bits, and which columns are at odd places."""
+        return 4 * self.words + (self.depth // 2 if self.is_paired else 0)
 
     def value_bytes(self, values: ValueType | None) -> int:
         """Return the bytes of the values of a bit."""
@@ -91,7 +91,7 @@ def piece_bytes(
     """
     held = _padded(_padded(counts, shape.tiles).T, shape.depth // UNIT)  # (units, tiles)
     of_pieces = held.reshape(len(held) * UNIT // shape.depth, shape.depth // UNIT, -1, shape.tiles).sum(axis=(1, 3))
-    largest = 4 * shape.words + shape.order_bytes + shape.value_bytes(values) * int(share * of_pieces.max())
+    largest = shape.head_bytes + shape.value_bytes(values) * int(share * of_pieces.max())
     return ceil_div(largest, PIECE_UNIT_BYTES) * PIECE_UNIT_BYTES
 
 
