@@ -114,8 +114,8 @@ def pack_pieces(
     """Return the start of each piece in units of 16 bytes, and the pieces: bits of the rows, places of columns, values.
 
     ``values`` are what A is held in; None: the ``dtype``. Pieces are in the order of rows and then columns. A word has
-    the bits of four lanes, or, paired, eight: a lane's part of a product, rows r and r + 8 of lane 4 r + t, columns 2 t
-    and 2 t + 8, two of each.
+    the bits of four lanes, or of eight where a bit is of two elements: a lane's part of a product, rows r and r + 8 of
+    lane 4 r + t, columns 2 t and 2 t + 8, two of each.
     If paired, a byte for each odd column says which column of the piece is there. Behind A are rows of zeros, up to a
     multiple of ``multiple`` rows.
     """
