@@ -272,23 +272,29 @@ static inline unsigned lospmm_sum_until(unsigned value) {
   for (unsigned lane = 0; lane <= threadIdx.x % lospmm::WARP; ++lane) sum += static_cast<unsigned>(lanes[lane][0]);
   return sum;
 }
-#define LOSPMM_EXPAND(name, number_type, count) \
+#define LOSPMM_EXPAND(name, number_type) \
   template <unsigned zero> \
-  static inline void name(unsigned (&words)[count], unsigned address, unsigned bits) { \
-    for (int at = 0; at < count; ++at) { \
+  static inline void name(unsigned (&words)[4], unsigned address, unsigned bits) { \
+    for (int at = 0; at < 4; ++at) { \
       number_type number = zero; \
       if (bits >> at & 1) std::memcpy(&number, lospmm_shared + address, sizeof number), address += sizeof number; \
       words[at] = number; \
     } \
   }
-LOSPMM_EXPAND(lospmm_expand, unsigned, 4)
-LOSPMM_EXPAND(lospmm_expand_codes, lospmm_u16, 4)
-LOSPMM_EXPAND(lospmm_expand_eight, lospmm_u16, 8)
-LOSPMM_EXPAND(lospmm_expand_eight_codes, unsigned char, 8)
-static inline unsigned lospmm_halves_of_int8(unsigned codes) {
-  const auto half = [](unsigned code) { return lospmm_half_of_float(static_cast<float>(code) - 128); };
-  return half(codes & 0xFF) | static_cast<unsigned>(half(codes >> 8 & 0xFF)) << 16;
+LOSPMM_EXPAND(lospmm_expand, unsigned)
+LOSPMM_EXPAND(lospmm_expand_codes, lospmm_u16)
+static inline unsigned lospmm_bytes(unsigned low, unsigned high, unsigned chosen) { return __byte_perm(low, high, chosen); }
+template <int bytes>
+static inline unsigned lospmm_number_at(unsigned address) {
+  unsigned number = 0;
+  std::memcpy(&number, lospmm_shared + address, bytes);
+  return number;
 }
+static inline unsigned lospmm_less_1152(unsigned halves) {
+  const auto less = [](unsigned half) { return lospmm_half_of_float(lospmm_float_of_half(static_cast<lospmm_u16>(half)) - 1152); };
+  return less(halves & 0xFFFF) | static_cast<unsigned>(less(halves >> 16)) << 16;
+}
+static inline unsigned lospmm_halves_of_int8(unsigned codes) { return lospmm_less_1152(__byte_perm(codes, 0x64646464, 0x4140)); }
 static inline unsigned lospmm_halves_of_fp8(unsigned codes) {
   const auto half = [](unsigned code) {
     const int exponent = code >> 3 & 15, fraction = code & 7;

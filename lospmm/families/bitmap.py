@@ -204,9 +204,9 @@ def registers_needed(plan: BitmapPlan, problem: Problem) -> int:
 
 
 #: Cycles of a sub-partition for an element of each lane, to make fragments, by ``per_bit``, and for a piece of a warp
-#: beside them; and warps that keep it busy. Fitted for single bits to 320 timings of 36 problems on an H100, so that
+#: beside them; and warps that keep it busy. Fitted for single bits to 256 timings of 48 problems on an H100, so that
 #: forecasts are above the times by as much as those for pairs, for which corrections were learned.
-CYCLES_PER_ELEMENT, CYCLES_PER_PIECE = {1: 7.0, 2: 2.6}, 160.0
+CYCLES_PER_ELEMENT, CYCLES_PER_PIECE = {1: 5.7, 2: 2.6}, 160.0
 BUSY_WARPS = 16.0
 
 #: Microseconds between the first load and the first product, and after the last one; the share of the memory bandwidth

@@ -113,16 +113,17 @@ def pack_pieces(
 ) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
     """Return the start of each piece in units of 16 bytes, and the pieces: bits of the rows, places of columns, values.
 
-    ``values`` are what A is held in; None: the ``dtype``. Pieces are in the order of rows and then columns. A word has
-    the bits of four lanes, or of eight where a bit is of two elements: a lane's part of a product, rows r and r + 8 of
-    lane 4 r + t, columns 2 t and 2 t + 8, two of each.
+    ``values`` are what A is held in; None: the ``dtype``. Pieces are in the order of rows and then columns. A lane's
+    part of a product is rows r and r + 8 of lane 4 r + t, columns 2 t and 2 t + 8, two of each. A word has the bits of
+    eight lanes: all of them, a lane's beside each other, where a bit is of two elements, else those of half of the
+    columns, a lane's in the same place of each byte. Codes of single bits are stored exclusive or with that of 0.
     If paired, a byte for each odd column says which column of the piece is there. Behind A are rows of zeros, up to a
     multiple of ``multiple`` rows.
     """
     pieces, tall = ceil_div(matrix.k, shape.depth), ceil_div(matrix.m, multiple) * multiple
     order = odd_columns(matrix, shape) if shape.is_paired else None
     stored = _stored(matrix, dtype, values)
-    zeros = 0 if values is None else values.zero * (0x101 if shape.per_bit == 2 else 1)
+    zeros = 0 if values is None or shape.per_bit == 1 else values.zero * 0x101
     parts, sizes = [], []
     for row, rows in _batches(tall, pieces, shape):
         cells = _cells(matrix, row, rows, stored[_nonzeros(matrix, row, rows)], shape)
@@ -136,7 +137,7 @@ def pack_pieces(
             heads = (own.reshape(len(cells) * pieces, -1).view("<u4"),)
         ordered = _in_order(cells, shape)
         held = ordered != 0
-        head = np.concatenate([np.packbits(held, axis=1, bitorder="little").view("<u4"), *heads], axis=1)
+        head = np.concatenate([_bits(held, shape), *heads], axis=1)
         lengths, of_word = held.sum(axis=1), 4 // ordered.itemsize
         words = -(-(head.shape[1] * of_word + lengths) // (4 * of_word)) * 4
         begins = np.cumsum(words) - words
@@ -195,8 +196,16 @@ def _in_order(cells: NDArray[Any], shape: PieceShape) -> NDArray[Any]:
     """Return the values of a bit, one number, in the order of ``pack_pieces``; each line is a piece."""
     # (group, tile, half of the rows, row, piece, unit, step, half of the columns, lane of four, bit of two)
     sides = (-1, shape.tiles, 2, 8, cells.shape[2], shape.depth // UNIT, UNIT // STEP, 2, 4, 2 // shape.per_bit)
+    order = (0, 4, 5, 1, 6, 7, 3, 8, 2, 9) if shape.per_bit == 1 else (0, 4, 5, 1, 6, 3, 8, 7, 2, 9)
     numbers = cells.view(f"<u{shape.per_bit * cells.itemsize}").reshape(sides)
-    return numbers.transpose(0, 4, 5, 1, 6, 3, 8, 7, 2, 9).reshape(-1, 32 * shape.words)
+    return numbers.transpose(order).reshape(-1, 32 * shape.words)
+
+
+def _bits(held: NDArray[np.bool_], shape: PieceShape) -> NDArray[np.uint32]:
+    """Return the words of bits of values in the order of ``_in_order``, a line for each piece."""
+    if shape.per_bit == 1:
+        held = held.reshape(-1, shape.words, 8, 4).swapaxes(2, 3).reshape(held.shape)
+    return np.packbits(held, axis=1, bitorder="little").view("<u4")
 
 
 @lru_cache(maxsize=8)

@@ -123,7 +123,10 @@ def test_the_pieces_hold_the_matrix(matrix: SparseMatrix, shape: tuple[int, int]
     found = np.zeros((tall, across * depth), dtype=np.float32)
     for piece, (start, end) in enumerate(zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True)):
         held = data[start * 4 : end * 4]
-        (places,) = np.nonzero(np.unpackbits(held[:words].view(np.uint8), bitorder="little"))
+        bits = np.unpackbits(held[:words].view(np.uint8), bitorder="little")
+        if per_bit == 1:  # of a word: four bytes with a bit for each of eight lanes
+            bits = bits.reshape(words, 4, 8).swapaxes(1, 2).ravel()
+        (places,) = np.nonzero(bits)
         column = np.arange(depth)
         if placed:
             column[1::2] = held[words:][:placed].view(np.uint8)
@@ -131,6 +134,9 @@ def test_the_pieces_hold_the_matrix(matrix: SparseMatrix, shape: tuple[int, int]
         values = held[words + placed :].view(np.float16)[: len(places) * per_bit].astype(np.float32)
         sides = (depth // 64, tiles, 4, 8, 4, 2, 2, 2 // per_bit)
         unit, tile, step, row, quad, half, lower, odd = np.unravel_index(places, sides)
+        if per_bit == 1:
+            sides = (depth // 64, tiles, 4, 2, 8, 4, 2, 2)
+            unit, tile, step, half, row, quad, lower, odd = np.unravel_index(places, sides)
         at_row = piece // across * height + tile * 16 + lower * 8 + row
         at_column = unit * 64 + step * 16 + half * 8 + quad * 2 + odd
         for place in range(per_bit):

@@ -98,8 +98,8 @@ LOSPMM_INLINE unsigned lospmm_sum_until(unsigned value) {
   return value;
 }
 
-// Words from the bits that say which are not ``zero``: bit i of ``bits`` is that of word i, and those whose bit is set lie in
-// shared memory from ``address`` on, one after another, in ``bytes`` each. Four words, and eight.
+// Four words from the bits that say which are not ``zero``: bit i of ``bits`` is that of word i, and those whose bit is set lie
+// in shared memory from ``address`` on, one after another, in ``bytes`` each.
 #define LOSPMM_TEST(i) "and.b32 bit, bits, 1 << " #i ";\nsetp.ne.u32 p" #i ", bit, 0;\n"
 #define LOSPMM_TAKE(i, type, bytes) "@p" #i " ld.shared." type " %" #i ", [at];\n@p" #i " add.u32 at, at, " bytes ";\n"
 #define LOSPMM_EXPAND_FOUR(name, type, bytes)                                                       \
@@ -116,36 +116,37 @@ LOSPMM_INLINE unsigned lospmm_sum_until(unsigned value) {
         : "r"(address), "r"(bits), "n"(zero)                                                        \
         : "memory");                                                                                \
   }
-#define LOSPMM_EXPAND_EIGHT(name, type, bytes)                                                      \
-  template <unsigned zero>                                                                          \
-  LOSPMM_INLINE void name(unsigned (&words)[8], unsigned address, unsigned bits) {                  \
-    asm volatile(                                                                                   \
-        "{\n.reg .pred p<8>;\n.reg .b32 bit, bits, at;\nmov.b32 at, %8;\nmov.b32 bits, %9;\n"       \
-        LOSPMM_TEST(0) LOSPMM_TEST(1) LOSPMM_TEST(2) LOSPMM_TEST(3)                                 \
-        LOSPMM_TEST(4) LOSPMM_TEST(5) LOSPMM_TEST(6) LOSPMM_TEST(7)                                 \
-        "mov.b32 %0, %10;\nmov.b32 %1, %10;\nmov.b32 %2, %10;\nmov.b32 %3, %10;\n"                  \
-        "mov.b32 %4, %10;\nmov.b32 %5, %10;\nmov.b32 %6, %10;\nmov.b32 %7, %10;\n"                  \
-        LOSPMM_TAKE(0, type, bytes) LOSPMM_TAKE(1, type, bytes)                                     \
-        LOSPMM_TAKE(2, type, bytes) LOSPMM_TAKE(3, type, bytes)                                     \
-        LOSPMM_TAKE(4, type, bytes) LOSPMM_TAKE(5, type, bytes)                                     \
-        LOSPMM_TAKE(6, type, bytes) LOSPMM_TAKE(7, type, bytes)                                     \
-        "}"                                                                                         \
-        : "=&r"(words[0]), "=&r"(words[1]), "=&r"(words[2]), "=&r"(words[3]),                       \
-          "=&r"(words[4]), "=&r"(words[5]), "=&r"(words[6]), "=&r"(words[7])                        \
-        : "r"(address), "r"(bits), "n"(zero)                                                        \
-        : "memory");                                                                                \
-  }
 LOSPMM_EXPAND_FOUR(lospmm_expand, "u32", "4")
 LOSPMM_EXPAND_FOUR(lospmm_expand_codes, "u16", "2")
-LOSPMM_EXPAND_EIGHT(lospmm_expand_eight, "u16", "2")
-LOSPMM_EXPAND_EIGHT(lospmm_expand_eight_codes, "u8", "1")
 
-// Two codes of 8 bits as halves: of numbers 128 above what they stand for, which are put below 1024 in the fraction of a half,
-// and of E4M3 (from sm_89 on).
+// Four of eight bytes, each chosen by four bits below 8: __byte_perm takes an instruction to make sure of that.
+LOSPMM_INLINE unsigned lospmm_bytes(unsigned low, unsigned high, unsigned chosen) {
+  unsigned bytes;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(bytes) : "r"(low), "r"(high), "r"(chosen));
+  return bytes;
+}
+
+// A number of one byte or two in shared memory.
+template <int bytes>
+LOSPMM_INLINE unsigned lospmm_number_at(unsigned address) {
+  lospmm_u16 number;
+  if constexpr (bytes == 2)
+    asm volatile("ld.shared.u16 %0, [%1];" : "=h"(number) : "r"(address) : "memory");
+  else
+    asm volatile("ld.shared.u8 %0, [%1];" : "=h"(number) : "r"(address) : "memory");
+  return number;
+}
+
+// 1152 less, of two halves: of numbers from -128 to 127, to which 1152 was added as bits of a half's fraction.
+LOSPMM_INLINE unsigned lospmm_less_1152(unsigned halves) {
+  unsigned less;
+  asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(less) : "r"(halves), "r"(0x64806480));
+  return less;
+}
+
+// Two codes of 8 bits as halves: of numbers 128 above what they stand for, and of E4M3 (from sm_89 on).
 LOSPMM_INLINE unsigned lospmm_halves_of_int8(unsigned codes) {
-  unsigned halves;
-  asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(halves) : "r"(__byte_perm(codes, 0x64646464, 0x4140)), "r"(0x64806480));
-  return halves;
+  return lospmm_less_1152(__byte_perm(codes, 0x64646464, 0x4140));
 }
 LOSPMM_INLINE unsigned lospmm_halves_of_fp8(unsigned codes) {
   unsigned halves = 0;
