@@ -1,4 +1,4 @@
-"""ONNX models: their initializers as tensors, in the form of ``safetensors_file``, and how the graph uses them."""
+"""ONNX models: their weights as tensors, in the form of ``safetensors_file``, and how the graph uses them."""
 
 import math
 import re
@@ -23,17 +23,19 @@ _WEIGHTS: Mapping[str, tuple[str, int]] = MappingProxyType(
 )
 
 #: Names of weights that an exporter numbered.
-_NUMBERED = re.compile(r"(onnx::\w+_|val_)?[0-9]+")
+_NUMBERED = re.compile(r"(onnx::\w+_|val_)?[0-9]+|.*Constant(_[0-9]+)?_output_0")
 
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """A use of a weight: the node, its input, whether the weight is transposed before, and the bias added after."""
+    """A use of a weight: the node, its input, whether the weight is transposed before; bias and ReLU that follow."""
 
+    tensor: "TensorProto"
     node: "NodeProto"
     at: int
     is_transposed: bool
     bias: str | None
+    relu: bool
 
 
 def load(content: Content) -> "ModelProto":
@@ -53,58 +55,95 @@ def load(content: Content) -> "ModelProto":
 
 
 def tensors_of(content: Content) -> dict[str, dict[str, Any]]:
-    """Return dtype, shape, data and bias of each initializer by name; no data if it is no weight's type.
+    """Return dtype, shape, data and bias of each fixed tensor by name; no data if it is no weight's type.
 
-    ``bias`` names the one that the graph adds, or is None. Tensors in other files are mapped if ``content`` is a
-    LocalFile. Raises BadMatrix.
+    ``bias`` names the one that the graph adds, or is None; a bias has one axis. Tensors in other files are mapped if
+    ``content`` is a LocalFile. Raises BadMatrix.
     """
     found = {}
     beside: dict[str, Content] = {}
     graph = load(content).graph
     uses = uses_of(graph)
-    for tensor in graph.initializer:
-        name = dtype_of(tensor)
+    added = {use.bias for several in uses.values() for use in several}
+    for name, tensor in weights_of(graph).items():
+        kind = dtype_of(tensor)
         shape = list(tensor.dims)
-        dtype, size = _WEIGHTS.get(name, (name, 0))
+        dtype, size = _WEIGHTS.get(kind, (kind, 0))
         is_apart = tensor.data_location == tensor.EXTERNAL
-        data = b"" if not size else _apart(tensor, content, beside) if is_apart else _bytes_of(tensor)
+        data = b"" if not size else _apart(tensor, name, content, beside) if is_apart else _bytes_of(tensor, name)
         if min(shape, default=0) < 0 or len(data) != size * math.prod(shape):
-            raise BadMatrix(f"initializer {tensor.name[:80]!r}: {len(data)} bytes are no {name} of shape {shape!s:.80}")
-        biases = {use.bias for use in uses.get(tensor.name, ())}
+            raise BadMatrix(f"weight {name[:80]!r}: {len(data)} bytes are no {kind} of shape {shape!s:.80}")
+        biases = {use.bias for use in uses.get(name, uses.get(name.removesuffix("_orig"), ()))}
         bias = biases.pop() if len(biases) == 1 else None
-        found[tensor.name] = {"dtype": dtype, "shape": shape, "data": data, "bias": bias}
+        shape = [math.prod(shape)] if name in added else shape
+        found[name] = {"dtype": dtype, "shape": shape, "data": data, "bias": bias}
     return found
+
+
+def weights_of(graph: "GraphProto") -> dict[str, "TensorProto"]:
+    """Return the fixed tensors of a graph by name: initializers, and constants with axes of a weight's type."""
+    made = [(node.output[0], one.t) for node in graph.node if node.op_type == "Constant" for one in node.attribute]
+    constants = {name: tensor for name, tensor in made if tensor.dims and dtype_of(tensor) in _WEIGHTS}
+    return {tensor.name: tensor for tensor in graph.initializer} | constants
 
 
 def uses_of(graph: "GraphProto") -> dict[str, list[Use]]:
-    """Return the uses of each initializer; one that is copied or transposed before counts as used there."""
-    sizes = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
-    held = {name: (name, False) for name in sizes}
-    takers: dict[str, list[NodeProto]] = {}
-    for node in graph.node:
-        for name in node.input:
-            takers.setdefault(name, []).append(node)
-        turns = node.op_type == "Transpose" and attributes_of(node).get("perm", [1, 0]) == [1, 0]
-        if (turns or node.op_type == "Identity") and node.input[0] in held:
-            name, is_turned = held[node.input[0]]
-            held[node.output[0]] = name, is_turned != turns
+    """Return the uses of each weight; one that is copied, transposed or masked before counts as used there."""
+    flow = _Flow(graph)
     found: dict[str, list[Use]] = {}
     for node in graph.node:
-        if node.output[0] in held:
-            continue
-        added = [held[name][0] for name in _addends(node, takers) if name in held]
-        for at, (name, is_turned) in ((at, held[name]) for at, name in enumerate(node.input) if name in held):
-            biases = [one for one in added if at == 1 and sizes[one] in [(size,) for size in sizes[name]]]
-            found.setdefault(name, []).append(Use(node, at, is_turned, biases[0] if biases else None))
+        if node.output[0] not in flow.held:
+            for at, name in enumerate(node.input):
+                weight, is_turned = flow.held.get(name, (None, False))
+                if weight is not None:
+                    use = Use(flow.fixed[weight], node, at, is_turned, *flow.after(node, at, weight))
+                    found.setdefault(weight, []).append(use)
     return found
 
 
-def _addends(node: "NodeProto", takers: Mapping[str, Sequence["NodeProto"]]) -> Sequence[str]:
-    """Return what is added to a product, by the node itself or by the one that alone takes its result."""
-    if node.op_type != "MatMul":
-        return list(node.input[2:3])
-    after = takers.get(node.output[0], ())
-    return list(after[0].input[:2]) if len(after) == 1 and after[0].op_type == "Add" else ()
+class _Flow:
+    """Where the tensors of a graph come from and go to; ``held`` has weights by the names of their copies."""
+
+    def __init__(self, graph: "GraphProto") -> None:
+        self.fixed = weights_of(graph)
+        self.held = {name: (name, False) for name in self.fixed}
+        self.takers: dict[str, list[NodeProto | None]] = {value.name: [None] for value in graph.output}
+        for node in graph.node:
+            for name in node.input:
+                self.takers.setdefault(name, []).append(node)
+            turns = node.op_type == "Transpose" and attributes_of(node).get("perm", [1, 0]) == [1, 0]
+            if (turns or node.op_type == "Identity") and node.input[0] in self.held:
+                name, is_turned = self.held[node.input[0]]
+                self.held[node.output[0]] = name, is_turned != turns
+            stem = "".join(node.input[:1]).removesuffix("_mask").removesuffix("_orig")
+            if node.op_type == "Mul" and {*node.input} == {f"{stem}_mask", f"{stem}_orig"} <= self.fixed.keys():
+                self.held[node.output[0]], self.fixed[stem] = (stem, False), self.fixed[f"{stem}_orig"]
+
+    def after(self, node: "NodeProto", at: int, weight: str) -> tuple[str | None, bool]:
+        """Return the bias and whether a ReLU follows the product with a weight, input ``at`` of a node."""
+        size, is_conv = self.fixed[weight].dims, node.op_type == "Conv"
+        if at > 1 or at < is_conv or node.op_type not in ("Conv", "Gemm", "MatMul"):
+            return None, False
+        bias: str | None = None
+        result, added = node.output[0], [name for name in node.input[2:] if name]
+        behind = 0 if is_conv else 1 - at  # axes of an addend behind that of the rows
+        while True:
+            for name in added:
+                own, _ = self.held.get(name, (None, False))
+                if own is None or bias is not None or not _is_per_row(self.fixed[own].dims, behind, size):
+                    return bias, False
+                bias = own
+            following, *others = self.takers.get(result, [None])
+            if following is None or others or following.op_type != "Add" or len(following.input) != 2:
+                return bias, following is not None and not others and following.op_type == "Relu"
+            added, result = [name for name in following.input if name != result], following.output[0]
+            behind = len(size) - 2 if is_conv else 1 - at
+
+
+def _is_per_row(addend: Sequence[int], behind: int, weight: Sequence[int]) -> bool:
+    """Return whether an addend has a number for each row of a product with a weight, and ``behind`` axes behind."""
+    rows = math.prod(addend)
+    return len(addend) > behind and rows == addend[-1 - behind] and rows in weight
 
 
 def attributes_of(node: "NodeProto") -> dict[str, Any]:
@@ -115,17 +154,30 @@ def attributes_of(node: "NodeProto") -> dict[str, Any]:
 
 
 def _name_weights(graph: "GraphProto") -> None:
-    """Name initializers that an exporter numbered by the nodes that take them first, if that name is free."""
-    taken = {"", *(one.name for one in (*graph.initializer, *graph.input)), *(o for n in graph.node for o in n.output)}
-    named = {}
+    """Name weights that an exporter made by the nodes that take them first, if that name is free."""
+    taken = {"", *weights_of(graph), *(one.name for one in graph.input), *(o for n in graph.node for o in n.output)}
+    named: dict[str, str] = {}
     for name, (use, *_) in uses_of(graph).items():
-        if _NUMBERED.fullmatch(name) and use.node.name not in taken and use.node.name.isprintable():
-            named[name] = use.node.name
-            taken.add(use.node.name)
+        is_numbered = _NUMBERED.fullmatch(name) is not None
+        names = (_weight_of_module(use.node), use.node.name if is_numbered else "")
+        free = [one for one in names if one not in taken and one.isprintable()]
+        if free and (is_numbered or "." not in name):  # a parameter of a module has a dot
+            named[name] = free[0]
+            taken.add(free[0])
     for tensor in (*graph.initializer, *graph.input):
         tensor.name = named.get(tensor.name, tensor.name)
     for node in graph.node:
         node.input[:] = [named.get(name, name) for name in node.input]
+        node.output[:] = [named.get(name, name) for name in node.output]
+
+
+def _weight_of_module(node: "NodeProto") -> str:
+    """Return the weight's name in the PyTorch module of a node: noted by dynamo, or as in /a/a.0/Conv; or nothing."""
+    noted = next((one.value for one in node.metadata_props if one.key == "pkg.torch.onnx.name_scopes"), "")
+    path: list[str] = re.findall("'([^']*)'", noted)[-2:-1]
+    for part in node.name.split("/")[1:-1] if node.name.startswith("/") and not path else []:
+        path[-1:] = [part] if path and part.startswith(f"{path[-1]}.") else [*path[-1:], part]
+    return ".".join([*path, "weight"]) if any(path) else ""
 
 
 def dtype_of(tensor: "TensorProto") -> str:
@@ -134,7 +186,7 @@ def dtype_of(tensor: "TensorProto") -> str:
     return known.get(tensor.data_type, f"type {tensor.data_type}")
 
 
-def _bytes_of(tensor: "TensorProto") -> bytes:
+def _bytes_of(tensor: "TensorProto", name: str) -> bytes:
     """Return a tensor's elements, little-endian by rows."""
     from onnx import numpy_helper
 
@@ -143,14 +195,14 @@ def _bytes_of(tensor: "TensorProto") -> bytes:
     try:
         return bytes(numpy_helper.to_array(tensor).tobytes())
     except ValueError as error:
-        raise BadMatrix(f"initializer {tensor.name[:80]!r}: {error}") from None
+        raise BadMatrix(f"weight {name[:80]!r}: {error}") from None
 
 
-def _apart(tensor: "TensorProto", content: Content, beside: dict[str, Content]) -> memoryview:
+def _apart(tensor: "TensorProto", weight: str, content: Content, beside: dict[str, Content]) -> memoryview:
     """Return a tensor's elements in another file, one of ``beside`` by its name, in the folder of the model."""
     where = {entry.key: entry.value for entry in tensor.external_data}
     name = where.get("location", "")
-    said = f"initializer {tensor.name[:80]!r} lies in the file {name[:80]!r}"
+    said = f"weight {weight[:80]!r} lies in the file {name[:80]!r}"
     if not isinstance(content, LocalFile):
         raise BadMatrix(
             f"{said}, which was not sent; save the model as one file (torch.onnx.export with external_data=False), or "

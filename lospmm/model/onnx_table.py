@@ -35,18 +35,19 @@ def table_of_onnx(content: Content, shapes: Sequence[str] = (), *, min_sparsity:
     model = onnx_file.load(content)
     known = _shapes_of(model, shapes)
     uses = onnx_file.uses_of(model.graph)
-    types = {tensor.name: onnx_file.dtype_of(tensor) for tensor in model.graph.initializer}
-    held = {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
     rows, few = {}, []
     for name, file in read_model(content, "model"):
-        found = [_row(use, known, held[name]) for use in uses.get(name, ())]
+        own = uses.get(name, [])
+        found = [_row(use, known) for use in own]
         row = max(found, key=_columns, default=LayerSpec(skip="no node of the graph takes it"))
         if (why := _why_dense(file, min_sparsity)) is not None and row.skip is None:
             row = LayerSpec(skip=why)
             few += [file.matrix.sparsity] if isinstance(file, MatrixFile) and is_few(why) else []
         if row.skip is None:
             has_bias = isinstance(file, MatrixFile) and file.beside is not None
-            row = replace(row, bias=has_bias, dtype=_DTYPES.get(types[name]))
+            has_relu = {(use.bias, use.relu) for use in own} == {(own[0].bias, True)}
+            dtype = _DTYPES.get(onnx_file.dtype_of(own[0].tensor))
+            row = replace(row, bias=has_bias, relu=has_relu, dtype=dtype)
         rows[name] = row
     return LayerTable(rows, few)
 
@@ -98,25 +99,25 @@ def _shape(value: Any) -> Shape:
     return tuple(dim.dim_value if dim.HasField("dim_value") else None for dim in value.type.tensor_type.shape.dim)
 
 
-def _row(use: Use, known: Mapping[str, Shape], weight: Shape) -> LayerSpec:
+def _row(use: Use, known: Mapping[str, Shape]) -> LayerSpec:
     """Return the row of one use of a weight."""
     kind, attributes = use.node.op_type, attributes_of(use.node)
     try:
         if kind == "Conv" and use.at == 1:
-            return _convolution(use, attributes, known, weight)
-        if kind in ("MatMul", "Gemm") and use.at < 2 and len(weight) == 2:
+            return _convolution(use, attributes, known)
+        if kind in ("MatMul", "Gemm") and use.at < 2 and len(use.tensor.dims) == 2:
             return _product(use, attributes, known)
         return LayerSpec(skip=f"no kernel for {printable(kind)[:40]}")
     except LospmmError as error:
         return LayerSpec(skip=str(error))
 
 
-def _convolution(use: Use, attributes: Mapping[str, Any], known: Mapping[str, Shape], weight: Shape) -> LayerSpec:
+def _convolution(use: Use, attributes: Mapping[str, Any], known: Mapping[str, Shape]) -> LayerSpec:
     batch, channels, *sizes = _known(use.node.input[0], known)
-    if not 1 <= len(sizes) == len(weight) - 2:
+    if not 1 <= len(sizes) == len(use.tensor.dims) - 2:
         raise BadRequest(f"a convolution over {len(sizes)} axes")
     height, width = _image(sizes, 1)
-    kernel_height, kernel_width = _image([size or 0 for size in weight[2:]], 1)
+    kernel_height, kernel_width = _image(use.tensor.dims[2:], 1)
     groups = int(attributes.get("group", 1))
     if groups > 1 and groups == channels:
         raise BadRequest("it is depthwise: a sum for each channel, which pruning does not shorten")

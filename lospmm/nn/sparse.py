@@ -82,7 +82,7 @@ def bucket_of(kernel: Kernel, least: int, *, has_bias: bool, relu: bool, adds: b
     ends = epilogue.bias is not None, epilogue.relu, epilogue.residual
     if not epilogue.is_plain and ends != (has_bias, relu, adds):
         parts = [part for part, is_there in zip(("a bias", "ReLU", "a residual"), ends, strict=True) if is_there]
-        raise Unsupported(f"its kernels include {', '.join(parts)}, but the layer does not; sparsify_ the model again")
+        raise Unsupported(f"its kernels include {', '.join(parts)}, but the layer does not: use lospmm.nn.fused(model)")
     fuses = not epilogue.is_plain or not (has_bias or relu or adds)
     bias = None if epilogue.bias is None else bias_digest(np.array(epilogue.bias, dtype=np.float32))
     if window is None:

@@ -96,18 +96,26 @@ def test_a_weight_that_a_node_transposes() -> None:
     assert row(node("MatMul", "x", "t"), {"w.weight": WIDE}, (2, 3, 16), before) == LayerSpec(n=6)
 
 
-def link(kind: str, *inputs: str, to: str, name: str = "") -> Any:
-    return helper.make_node(kind, inputs, [to], name=name)
+def test_a_weight_that_a_node_masks() -> None:
+    """As torch.nn.utils.prune leaves it."""
+    before = helper.make_node("Mul", ["w.weight_mask", "w.weight_orig"], ["t"])
+    held = {"w.weight_orig": WIDE + 1, "w.weight_mask": (WIDE != 0).astype(np.float32), "w.bias": BIAS}
+    assert row(node("Gemm", "x", "t", "w.bias", transB=1), held, (5, 16), before) == LayerSpec(n=5, bias=True)
+
+
+def link(kind: str, *inputs: str, to: str, name: str = "", **attributes: Any) -> Any:
+    return helper.make_node(kind, inputs, [to], name=name, **attributes)
 
 
 #: x W, of which W is (16, 24), and what it adds.
 PRODUCT = link("MatMul", "x", "onnx::MatMul_9", to="p", name="/fc/MatMul")
+GEMM = link("Gemm", "x", "onnx::MatMul_9", "7", to="y", name="/fc/Gemm")
 
 
 @pytest.mark.parametrize(
     ("nodes", "adds"),
     [
-        ([link("Gemm", "x", "onnx::MatMul_9", "7", to="y", name="/fc/MatMul")], True),
+        ([GEMM], True),
         (
             [
                 link("Identity", "7", to="copied"),
@@ -117,37 +125,87 @@ PRODUCT = link("MatMul", "x", "onnx::MatMul_9", to="p", name="/fc/MatMul")
             True,
         ),
         ([PRODUCT, link("Add", "7", "p", to="y")], True),
+        ([PRODUCT, link("Add", "p", "line", to="y")], True),
         ([PRODUCT, link("Add", "p", "7", to="q"), link("Mul", "q", "p", to="y")], False),
+        ([PRODUCT, link("Add", "p", "p", to="y")], False),
         ([PRODUCT, link("Mul", "p", "7", to="y")], False),
         ([PRODUCT, link("Add", "p", "one", to="y")], False),
+        ([PRODUCT, link("Add", "p", "column", to="y")], False),
         ([PRODUCT, link("Add", "p", "7", to="q"), link("Gemm", "x", "onnx::MatMul_9", "8", to="y")], False),
         ([link("MatMul", "onnx::MatMul_9", "z", to="p", name="/fc/MatMul"), link("Add", "p", "7", to="y")], False),
+        ([link("MatMul", "onnx::MatMul_9", "z", to="p", name="/fc/MatMul"), link("Add", "p", "high", to="y")], True),
     ],
 )
 def test_the_graph_tells_which_bias_a_product_adds(nodes: Sequence[Any], adds: bool) -> None:
-    weights = {"onnx::MatMul_9": WIDE.T.copy(), "7": BIAS, "8": 2 * BIAS, "one": BIAS[:1]}
-    content = model_of(nodes, weights, {"x": (5, 16), "z": (24, 24)})
-    ((name, file),) = read_model(content, "m.onnx")
-    assert name == "/fc/MatMul" and isinstance(file, MatrixFile)
-    assert (None if file.bias is None else file.bias.tolist()) == ([1.0] * 24 if adds else None)
-    assert table_of_onnx(content).rows[name].bias == adds == any(tensors_of_model(content, "m.onnx").weights.values())
+    weights = {"onnx::MatMul_9": WIDE.T.copy(), "7": BIAS, "8": 2 * BIAS, "one": BIAS[:1], "line": BIAS[None]}
+    weights |= {"column": BIAS[:, None], "high": np.ones((16, 1), np.float32)}
+    used = {name for node in nodes for name in node.input}
+    content = model_of(
+        nodes, {name: one for name, one in weights.items() if name in used}, {"x": (24, 16), "z": (24, 24)}
+    )
+    file = dict(read_model(content, "m.onnx"))["fc.weight"]
+    assert isinstance(file, MatrixFile)
+    assert (None if file.bias is None else set(file.bias.tolist())) == ({1.0} if adds else None)
+    assert table_of_onnx(content).rows["fc.weight"].bias == adds
+    assert adds == any(tensors_of_model(content, "m.onnx").weights.values())
+
+
+def conv(*inputs: str, to: str = "p") -> Any:
+    return link("Conv", *inputs, to=to, pads=[1, 1, 1, 1])
+
+
+def relu(name: str, to: str = "y") -> Any:
+    return link("Relu", name, to=to)
+
+
+def add(*inputs: str, to: str = "y") -> Any:
+    return link("Add", *inputs, to=to)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "follows"),
+    [
+        ([conv("x", "w", "b"), relu("p")], "bias relu"),
+        ([conv("x", "w", ""), relu("p")], "relu"),
+        ([conv("x", "w"), add("image", "p", to="q"), relu("q")], "bias relu"),
+        ([conv("x", "w"), add("p", "high", to="q"), add("q", "x", to="r"), relu("r")], "bias"),  # a residual
+        ([conv("x", "w"), add("p", "b", to="q"), relu("q")], ""),  # a number for each column of the image
+        ([conv("x", "w"), relu("p", to="q"), conv("q", "w", to="y")], ""),  # of one use alone
+        ([relu("y", to="r"), conv("x", "w", to="y")], ""),  # the product is a result of the model too
+    ],
+)
+def test_what_follows_a_convolution(nodes: Sequence[Any], follows: str) -> None:
+    """Its weight and its bias are constants."""
+    bias = np.ones(4, np.float32)
+    held = {"w": pruned(4, 4, 3, 3), "b": bias, "high": bias[:, None, None], "image": bias[None, :, None, None]}
+    fixed = [helper.make_node("Constant", [], [name], value=numpy_helper.from_array(one)) for name, one in held.items()]
+    row = table_of_onnx(model_of([*fixed, *nodes], {}, {"x": (1, 4, 5, 4)})).rows["w"]
+    assert row.conv is not None
+    assert [key for key in ("bias", "relu") if getattr(row, key)] == follows.split()
 
 
 @pytest.mark.parametrize(
     ("weight", "name", "expected"),
     [
-        ("onnx::Conv_95", "/layer1/conv1/Conv", "/layer1/conv1/Conv"),
+        ("onnx::Conv_95", "/layer1/conv1/Conv", "layer1.conv1.weight"),
+        ("12", "/a/a.1/conv/conv.0/conv.0.0/Conv", "a.1.conv.0.0.weight"),
+        ("/fc/Constant_1_output_0", "/fc/Conv", "fc.weight"),
         ("val_95", "node_conv2d", "node_conv2d"),
+        ("val_95", "node_conv2d ['', 'a', 'a.0', 'conv2d']", "a.0.weight"),
+        ("val_95", "node_conv2d ['', 'conv2d']", "node_conv2d"),
+        ("mul", "node_conv2d ['', 'a', 'conv2d']", "a.weight"),
+        ("mul", "node_conv2d", "mul"),
         ("conv1.weight", "/layer1/conv1/Conv", "conv1.weight"),
         ("95", "", "95"),
         ("95", "y", "95"),
-        ("95", "bias", "95"),
+        ("95", "/bias/Conv", "/bias/Conv"),
     ],
 )
 def test_a_numbered_weight_is_named_by_its_node(weight: str, name: str, expected: str) -> None:
-    weights = {weight: pruned(8, 3, 3, 3), "bias": BIAS[:8]}
-    content = model_of([link("Conv", "x", weight, "bias", to="y", name=name)], weights, {"x": (1, 3, 9, 9)})
-    assert list(table_of_onnx(content).rows) == [expected]
+    weights = {weight: pruned(8, 3, 3, 3), "bias.weight": BIAS[:8]}
+    made = link("Conv", "x", weight, "bias.weight", to="y", name=name.partition(" ")[0])
+    helper.set_model_props(made, {"pkg.torch.onnx.name_scopes": name.partition(" ")[2]})
+    assert list(table_of_onnx(model_of([made], weights, {"x": (1, 3, 9, 9)})).rows) == [expected]
 
 
 @pytest.mark.parametrize(
@@ -278,7 +336,7 @@ def exported(model: Any, example: Any) -> bytes:
 
 
 def test_a_network_as_it_is_exported() -> None:
-    """Its table is that of the PyTorch model, but for what PyTorch alone knows: ReLU and residuals."""
+    """Its table is that of the fused PyTorch model."""
     torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'lospmm[torch]'")
     from torch.nn.utils import prune
 
@@ -296,7 +354,7 @@ def test_a_network_as_it_is_exported() -> None:
         prune.l1_unstructured(model[at], "weight", 0.8)
         prune.remove(model[at], "weight")
     example = torch.randn(2, 3, 16, 16)
-    expected = lospmm.nn.layers(model, example)
+    expected = lospmm.nn.layers(lospmm.nn.fused(model), example)
     content = exported(model, example)
     assert table_of_onnx(content) == LayerTable(expected.rows)
     for name, found in read_model(content, "m.onnx"):
@@ -319,10 +377,10 @@ def test_folded_batch_norms_and_linear_layers_of_sequences() -> None:
         layer.bias.data = torch.arange(8.0)
     folded = fuse_conv_bn_eval(block[0], block[1])
     found = dict(read_model(exported(model, torch.randn(2, 3, 8, 8)), "m.onnx"))
-    expected = {"/0/0.0/Conv": folded, "/1/1.1/MatMul": body[1], "/1/1.2/MatMul": body[2]}
+    expected = {"0.0.weight": folded, "1.1.weight": body[1], "1.2.weight": body[2]}
     assert list(found) == list(expected)
     for name, file in found.items():
         own = expected[name].weight.detach().flatten(1).numpy()
         dense = file.matrix.to_scipy().toarray()  # type: ignore[union-attr]
-        np.testing.assert_allclose(dense if name.startswith("/0") else dense.T, own, atol=1e-6)
+        np.testing.assert_allclose(dense if name.startswith("0") else dense.T, own, atol=1e-6)
         np.testing.assert_allclose(file.bias, expected[name].bias.detach().numpy(), atol=1e-6)  # type: ignore[union-attr]
