@@ -2,6 +2,7 @@
 
 import runpy
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -35,8 +36,10 @@ def layers(
     """
     is_onnx = model.lower().endswith(".onnx")
     table = _of_onnx(model, example or [], min_sparsity) if is_onnx else _of_python(model, example or [], min_sparsity)
-    asked = sum(row.skip is None for row in table.rows.values())
-    said = f"{asked} layers to tune, {len(table.rows) - asked} skipped"
+    whys = Counter(row.skip for row in table.rows.values())
+    asked = whys.pop(None, 0)
+    said = f"{asked} layers to tune, {whys.total()} skipped"
+    said += f" ({'; '.join(f'{count}: {why}' for why, count in whys.most_common(3))})" if whys else ""
     said += "" if asked else limit_hint(table.few, "--min-sparsity ")
     if out is None:
         print(table.to_toml(), end="")

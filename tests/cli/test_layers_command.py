@@ -44,7 +44,7 @@ def test_the_command(lospmm_command: Command, tmp_path: Path) -> None:
     assert (printed.out, printed.err) == (table.read_text(), "")
     below = lospmm_command("layers", f"{tmp_path}/model.py:build", "--example", "2x3x8x8", "--min-sparsity", 0.95)
     hint = "2 below --min-sparsity, at most 90.0% zeros: --min-sparsity 0.9 admits 1"
-    assert below.err == f"0 layers to tune, 2 skipped; {hint}\n"
+    assert below.err == f"0 layers to tune, 2 skipped (2: fewer zeros than the 95% of min_sparsity); {hint}\n"
     scope: dict[str, Callable[[], Any]] = {}
     exec(MODEL, scope)
     save_file({name: one.numpy() for name, one in scope["build"]().state_dict().items()}, net)
