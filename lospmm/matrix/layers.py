@@ -110,7 +110,8 @@ def _files(path: Path) -> list[Path]:
     with system_errors(BadMatrix, f"{path}: cannot be read"):
         found = [file for file in path.iterdir() if _is_matrix(file)]
     if not found:
-        raise BadMatrix(f"{path}: no matrix file lies in this folder: {', '.join(f'.{kind}' for kind in READERS)}")
+        kinds = ", ".join(f".{kind}" for kind in READERS)
+        raise BadMatrix(f"{path}: no matrix file lies in this folder: {kinds}; name a .bin, .pth or .ckpt itself")
     return sorted(found, key=lambda file: (readers.natural(file.stem), file.name))
 
 

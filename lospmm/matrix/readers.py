@@ -297,6 +297,15 @@ _BEGINNINGS = {
     "onnx": onnx_file.BEGINNING,
 }
 
+#: Files that are not read, and what to do.
+_FOREIGN = {
+    re.compile(rb"PK\x03\x04.{26}[^/]{1,200}/data/", re.DOTALL): (
+        "is a program of torch.jit or torch.export; load it and torch.save its state_dict()"
+    ),
+    re.compile(rb"\x80\x02\x8a\nl\xfc"): "is of PyTorch before 1.6, which torch.load still reads; torch.save it again",
+    re.compile(rb"\x89HDF"): "is HDF5, as of Keras; save its weights as a .safetensors, or each as a .npy",
+}
+
 #: Types of weight tensors, and of their masks, and the NumPy type that their bytes are read as.
 _FLOATS = {"F16": "<f2", "BF16": "<u2", "F32": "<f4", "F64": "<f8"}
 _MASKS = {**_FLOATS, "BOOL": "?", "U8": "u1", "I8": "i1", "I32": "<i4", "I64": "<i8"}
@@ -308,6 +317,8 @@ _NO_WEIGHT = f"holds no weight: a weight is {', '.join(_FLOATS)}, 2-D to 4-D"
 
 def _reader(content: Content, name: str, tensor: str | None) -> Callable[[Content], tuple[SparseMatrix, Values]]:
     """Return the reader for the content. Raises BadMatrix if the name claims another format."""
+    for foreign in (said for beginning, said in _FOREIGN.items() if beginning.match(content)):
+        raise BadMatrix(foreign)
     limit = settings().max_upload_bytes
     if len(content) > limit and not is_model(content):
         raise BadMatrix(f"is larger than the {limit} bytes that LOSPMM_MAX_UPLOAD_BYTES allows")

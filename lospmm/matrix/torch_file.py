@@ -148,7 +148,7 @@ class _Unpickler(pickle.Unpickler):
             ("torch._utils", "_rebuild_parameter"): _parameter,
         }.get((module, name))
         if known is None:
-            raise BadMatrix(f"holds a {module[:60]}.{name[:60]}, which is not read; save model.state_dict()")
+            raise BadMatrix(f"holds a {module[:60]}.{name[:60]}, which is not read; save a state_dict() of floats")
         return known
 
     def persistent_load(self, pid: Any) -> _Storage:

@@ -54,6 +54,7 @@ REFUSED = {
     "shards": ("a.safetensors.index.json", b'{"weight_map": {}}', "lists the shards of a model; name their folder"),
     "no magic": ("a.dat", b"GIF89a, not a matrix", "is none of .npz, .npy, .mtx, .safetensors, .smtx"),
     "suffix": ("a.npz", saved(np.save, EYE), "the name says .npz but the content is .npy; rename"),
+    "HDF5": ("a.h5", b"\x89HDF\r\n\x1a\n", "is HDF5, as of Keras"),
     "pytorch": ("a.pt", npz([("archive/data.pkl", b"x")]), "truncated or damaged file of torch.save"),
     # .npy
     "npy version": ("a.npy", b"\x93NUMPY\x09\x00\x10\x00", "has .npy version"),

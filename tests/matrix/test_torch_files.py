@@ -108,7 +108,7 @@ class Harmful:
 @pytest.mark.parametrize(
     ("found", "why"),
     [
-        (Harmful(), "holds a __builtin__.print, which is not read; save model.state_dict"),
+        (Harmful(), "holds a __builtin__.print, which is not read; save a state_dict"),
         ({"a": Harmful()}, "holds a __builtin__.print"),
         ([1, 2], "holds no state dict"),
     ],
@@ -122,6 +122,15 @@ def test_nothing_of_a_pickle_is_called(found: Any, why: str, capsys: pytest.Capt
 def test_a_whole_module_is_refused() -> None:
     with pytest.raises(BadMatrix, match=r"holds a torch.nn.modules.linear.Linear, which is not read"):
         readers.tensors_of_model(saved(torch.nn.Linear(2, 2)), "m.pt")
+
+
+def test_other_files_of_pytorch() -> None:
+    old = io.BytesIO()
+    torch.save({"w": torch.ones(2, 2)}, old, _use_new_zipfile_serialization=False)
+    program = archived(b"").replace(b"archive/data.pkl", b"archive/data/0pk")
+    for content, why in ((old.getvalue(), "before 1.6"), (program, "a program of torch.jit or torch.export")):
+        with pytest.raises(BadMatrix, match=why):
+            readers.tensors_of_model(content, "m.pt")
 
 
 def test_files_that_are_not_whole() -> None:
