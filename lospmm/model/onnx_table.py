@@ -110,6 +110,8 @@ def _row(use: Use, known: Mapping[str, Shape]) -> LayerSpec:
         return LayerSpec(skip=f"no kernel for {printable(kind)[:40]}")
     except LospmmError as error:
         return LayerSpec(skip=str(error))
+    except (AttributeError, IndexError, TypeError, ValueError):  # an attribute of another type
+        return LayerSpec(skip="its node is damaged; export the model again")
 
 
 def _convolution(use: Use, attributes: Mapping[str, Any], known: Mapping[str, Shape]) -> LayerSpec:

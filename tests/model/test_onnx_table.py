@@ -219,6 +219,7 @@ def test_a_numbered_weight_is_named_by_its_node(weight: str, name: str, expected
         (node("MatMul", "x", "w.weight"), pruned(2, 8, 3), (2, 4, 8), "no kernel for MatMul"),
         (node("Conv", "x", "w.weight", auto_pad="SAME_UPPER"), pruned(8, 3, 3, 3), (1, 3, 9, 9), "both sides"),
         (node("Conv", "x", "w.weight", group=6), pruned(6, 1, 3, 3), (1, 6, 9, 9), "depthwise"),
+        (node("Conv", "x", "w.weight", group="x"), pruned(8, 3, 3, 3), (1, 3, 9, 9), "its node is damaged"),
         (node("Gemm", "x", "w.weight", transB=1), WIDE, ("batch", 16), "the shape of its input is ? x 16"),
         (node("Gemm", "x", "w.weight", transB=1), WIDE + 1, (5, 16), "fewer zeros than the 40%"),
         (node("Gemm", "x", "w.weight", transB=1), 0 * WIDE, (5, 16), "all its weights are zero"),
