@@ -85,6 +85,8 @@ def tune_model(
 def _table(path: Path | None, own: Mapping[str, Any]) -> LayerTable:
     """Return the table in a file, or that of the options of all layers. Raises BadRequest."""
     if path is None:
+        if own["n"] is own["conv"] is None:
+            raise BadRequest("n is missing: give --n, --conv or --layers, whose table `lospmm layers` writes")
         return LayerTable({ANY: LayerSpec(**own)})
     if given := keys_given(own):
         flags = ", ".join(f"--{'biases' if key == 'bias' else key}" for key in given)

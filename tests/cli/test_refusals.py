@@ -33,6 +33,7 @@ from tests.fixtures.files import csr, npy, npz, safetensors, saved, tensor
         (["cache", "fly"], "No such command 'fly'"),
         (["tune"], "Missing argument 'MATRIX'"),
         (["tune", "{w}", "--out", "{o}"], "n is missing: give the number of columns of B, or a convolution"),
+        (["tune-model", "{w}", "--out", "{o}"], "n is missing: give --n, --conv or --layers"),
         (["tune", "{w}", "--n", "4"], "Missing option '--out'"),
         (["tune", "{w}", "--n", "4", "--out", "{o}", "--fast"], "No such option: --fast"),
         (["tune", "{w}", "--n", "four", "--out", "{o}"], "Invalid value for '--n'"),
