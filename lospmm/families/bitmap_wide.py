@@ -91,7 +91,7 @@ class WideBitmap:
 def refusal(problem: Problem) -> str | None:
     """Return why this part has no kernel for the problem, or None."""
     if problem.device.arch_number != ARCH:
-        return f"{problem.device.arch} has no warpgroup instructions (wgmma), and n {problem.n} is more than 64"
+        return f"{problem.device.arch} has no warpgroup instructions (wgmma), which n {problem.n} needs"
     if problem.n % 8:
         return f"n {problem.n} is not a multiple of 8: rows of B are copied 16 bytes at a time"
     return None
