@@ -34,7 +34,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from lospmm.errors import BadMatrix, BadRequest, printable, system_errors
 from lospmm.matrix.csr import block_diagonal
 from lospmm.matrix.layers import folder_of, kernel_name
-from lospmm.matrix.limit import MIN_SPARSITY, check_limit, too_few
+from lospmm.matrix.limit import MIN_SPARSITY, check_limit, is_few, too_few
 from lospmm.matrix.readers import MatrixFile
 from lospmm.problem.convolution import Convolution, parse_convolution
 from lospmm.problem.device import DeviceSpec
@@ -241,7 +241,8 @@ class LayerTable:
 
 def none_asked(layer: str, reason: str) -> BadRequest:
     """Return the error for a model all of whose layers are skipped, ``layer`` the first."""
-    return BadRequest(f"no layer is asked for: {layer}: {reason}")
+    hint = "; is the model pruned, and saved with its masks? Else lower min_sparsity" if is_few(reason) else ""
+    return BadRequest(f"no layer is asked for: {layer}: {reason}{hint}")
 
 
 def columns_in(text: str) -> int | tuple[int, ...]:

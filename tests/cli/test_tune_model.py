@@ -365,7 +365,7 @@ def test_weights_that_are_not_pruned_are_skipped(
     assert (shown.count(f"skipped: {few}"), len(tunings)) == (2, 2)
     assert [layer["skipped"] for layer in report_in(tmp_path / "out")["layers"]] == [few, None, None, few]
     above = tune_model(tmp_path / "net.st", "--quiet", "--min-sparsity", 0.9, out=tmp_path / "new")
-    assert (above.status, above.error) == (2, f"no layer is asked for: embed: {few.replace('40', '90')}")
+    assert above.status == 2 and f"no layer is asked for: embed: {few.replace('40', '90')};" in above.error
     assert not (tmp_path / "new").exists()
     set_environment("LOSPMM_MAX_NONZEROS", 1000)
     assert tune_model(tmp_path / "net.st", "--quiet", "--min-sparsity", 0).status == 0
