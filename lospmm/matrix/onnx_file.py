@@ -28,7 +28,7 @@ _NUMBERED = re.compile(r"(onnx::\w+_|val_)?[0-9]+|.*Constant(_[0-9]+)?_output_0"
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """A use of a weight: the node, its input, whether the weight is transposed before; bias and ReLU that follow."""
+    """A use of a weight: the node, its input, whether A of C = A x B is its transpose; bias and ReLU that follow."""
 
     tensor: "TensorProto"
     node: "NodeProto"
@@ -36,6 +36,16 @@ class Use:
     is_transposed: bool
     bias: str | None
     relu: bool
+
+    @property
+    def is_product(self) -> bool:
+        """Whether it is a matrix that is multiplied by another."""
+        return self.node.op_type in ("MatMul", "Gemm") and self.at < 2 and len(self.tensor.dims) == 2
+
+
+def is_turned(uses: Sequence[Use]) -> bool:
+    """Return whether a weight is read transposed: all products take it so."""
+    return {use.is_transposed for use in uses if use.is_product} == {True}
 
 
 def load(content: Content) -> "ModelProto":
@@ -57,8 +67,8 @@ def load(content: Content) -> "ModelProto":
 def tensors_of(content: Content) -> dict[str, dict[str, Any]]:
     """Return dtype, shape, data and bias of each fixed tensor by name; no data if it is no weight's type.
 
-    ``bias`` names the one that the graph adds, or is None; a bias has one axis. Tensors in other files are mapped if
-    ``content`` is a LocalFile. Raises BadMatrix.
+    ``bias`` names the one that the graph adds, or is None; a bias has one axis. ``turned`` says that A is the
+    transpose. Tensors in other files are mapped if ``content`` is a LocalFile. Raises BadMatrix.
     """
     found = {}
     beside: dict[str, Content] = {}
@@ -73,10 +83,11 @@ def tensors_of(content: Content) -> dict[str, dict[str, Any]]:
         data = b"" if not size else _apart(tensor, name, content, beside) if is_apart else _bytes_of(tensor, name)
         if min(shape, default=0) < 0 or len(data) != size * math.prod(shape):
             raise BadMatrix(f"weight {name[:80]!r}: {len(data)} bytes are no {kind} of shape {shape!s:.80}")
-        biases = {use.bias for use in uses.get(name, uses.get(name.removesuffix("_orig"), ()))}
+        own = uses.get(name, uses.get(name.removesuffix("_orig"), []))
+        biases = {use.bias for use in own}
         bias = biases.pop() if len(biases) == 1 else None
         shape = [math.prod(shape)] if name in added else shape
-        found[name] = {"dtype": dtype, "shape": shape, "data": data, "bias": bias}
+        found[name] = {"dtype": dtype, "shape": shape, "data": data, "bias": bias, "turned": is_turned(own)}
     return found
 
 
@@ -94,9 +105,11 @@ def uses_of(graph: "GraphProto") -> dict[str, list[Use]]:
     for node in graph.node:
         if node.output[0] not in flow.held:
             for at, name in enumerate(node.input):
-                weight, is_turned = flow.held.get(name, (None, False))
+                weight, turns = flow.held.get(name, (None, False))
                 if weight is not None:
-                    use = Use(flow.fixed[weight], node, at, is_turned, *flow.after(node, at, weight))
+                    flips = node.op_type == "Gemm" and attributes_of(node).get("transB" if at else "transA", 0) != 0
+                    is_transposed = (turns != flips) != (at == 1)
+                    use = Use(flow.fixed[weight], node, at, is_transposed, *flow.after(node, at, weight))
                     found.setdefault(weight, []).append(use)
     return found
 
@@ -113,8 +126,8 @@ class _Flow:
                 self.takers.setdefault(name, []).append(node)
             turns = node.op_type == "Transpose" and attributes_of(node).get("perm", [1, 0]) == [1, 0]
             if (turns or node.op_type == "Identity") and node.input[0] in self.held:
-                name, is_turned = self.held[node.input[0]]
-                self.held[node.output[0]] = name, is_turned != turns
+                name, is_transposed = self.held[node.input[0]]
+                self.held[node.output[0]] = name, is_transposed != turns
             stem = "".join(node.input[:1]).removesuffix("_mask").removesuffix("_orig")
             if node.op_type == "Mul" and {*node.input} == {f"{stem}_mask", f"{stem}_orig"} <= self.fixed.keys():
                 self.held[node.output[0]], self.fixed[stem] = (stem, False), self.fixed[f"{stem}_orig"]

@@ -37,6 +37,7 @@ class MatrixFile:
     name: str  # the file's base name
     #: The bias of the same file that belongs to the weight, or why it cannot be used.
     beside: NDArray[np.floating] | BadMatrix | None = None
+    has_graph: bool = False  # which says that the matrix is out x in
 
     @property
     def bias(self) -> NDArray[np.floating] | None:
@@ -49,6 +50,8 @@ class MatrixFile:
         """Return the file with its matrix transposed. Raises BadRequest for a pattern, whose values follow its rows."""
         if self.values == "drawn":
             raise BadRequest(f"transpose: {self.name} is a pattern without values; transpose the file")
+        if self.has_graph:
+            raise BadRequest(f"transpose: {self.name} has a graph, which tells it; leave transpose out")
         return replace(self, matrix=transposed(self.matrix))
 
 
@@ -113,7 +116,8 @@ def read_bytes(content: Content, name: str, *, tensor: str | None = None, seed: 
         matrix, values = reader(content)
     except BadMatrix as error:
         raise BadMatrix(f"{name}: {printable(str(error))}") from None  # it may quote the file
-    return MatrixFile(_draw(matrix, seed) if values == "drawn" else matrix, values, name)
+    matrix = _draw(matrix, seed) if values == "drawn" else matrix
+    return MatrixFile(matrix, values, name, has_graph=_kind(content) == "onnx")
 
 
 def read_model(
@@ -132,7 +136,8 @@ def read_model(
         if not _is_weight(weight) or (wanted is not None and tensor not in wanted):
             continue
         try:
-            yield tensor, MatrixFile(_of_weight(weight, content), "stored", name, _beside(tensor, tensors, name))
+            bias, has_graph = _beside(tensor, tensors, name), "turned" in weight
+            yield tensor, MatrixFile(_of_weight(weight, content), "stored", name, bias, has_graph)
         except BadMatrix as error:
             wrong = BadMatrix(f"{name}: {printable(str(error))}")
             wrong.sparsity = None if "mask" in weight else error.sparsity  # of what is masked nobody has counted
@@ -230,12 +235,12 @@ def _of_weight(weight: dict[str, Any], content: Content) -> SparseMatrix:
     shape = check_shape((rows, math.prod(rest)))
     flat = np.frombuffer(weight["data"], _FLOATS[weight["dtype"]])
     matrix = _pruned(flat.reshape(shape), content, _from_bf16 if weight["dtype"] == "BF16" else as_it_is)
-    if "mask" not in weight:
-        return matrix
-    row = np.repeat(np.arange(matrix.m), matrix.row_nnz)
-    values = matrix.data * _numbers(weight["mask"]).reshape(shape)[row, matrix.indices].astype(np.float32)
-    (left,) = np.nonzero(values)
-    return from_coo(shape, row[left], matrix.indices[left], values[left])
+    if "mask" in weight:
+        row = np.repeat(np.arange(matrix.m), matrix.row_nnz)
+        values = matrix.data * _numbers(weight["mask"]).reshape(shape)[row, matrix.indices].astype(np.float32)
+        (left,) = np.nonzero(values)
+        matrix = from_coo(shape, row[left], matrix.indices[left], values[left])
+    return transposed(matrix) if weight.get("turned") else matrix
 
 
 def _bias_name(weight: str, tensors: dict[str, dict[str, Any]]) -> str | None:

@@ -38,7 +38,7 @@ def table_of_onnx(content: Content, shapes: Sequence[str] = (), *, min_sparsity:
     rows, few = {}, []
     for name, file in read_model(content, "model"):
         own = uses.get(name, [])
-        found = [_row(use, known) for use in own]
+        found = [_row(use, known, turned=onnx_file.is_turned(own)) for use in own]
         row = max(found, key=_columns, default=LayerSpec(skip="no node of the graph takes it"))
         if (why := _why_dense(file, min_sparsity)) is not None and row.skip is None:
             row = LayerSpec(skip=why)
@@ -99,13 +99,15 @@ def _shape(value: Any) -> Shape:
     return tuple(dim.dim_value if dim.HasField("dim_value") else None for dim in value.type.tensor_type.shape.dim)
 
 
-def _row(use: Use, known: Mapping[str, Shape]) -> LayerSpec:
+def _row(use: Use, known: Mapping[str, Shape], *, turned: bool) -> LayerSpec:
     """Return the row of one use of a weight."""
     kind, attributes = use.node.op_type, attributes_of(use.node)
     try:
         if kind == "Conv" and use.at == 1:
             return _convolution(use, attributes, known)
-        if kind in ("MatMul", "Gemm") and use.at < 2 and len(use.tensor.dims) == 2:
+        if use.is_product and use.is_transposed != turned:
+            return LayerSpec(skip="other nodes take its transpose")
+        if use.is_product:
             return _product(use, attributes, known)
         return LayerSpec(skip=f"no kernel for {printable(kind)[:40]}")
     except LospmmError as error:
@@ -147,18 +149,15 @@ def _image(sizes: Sequence[int], height: int) -> tuple[int, int]:
 
 
 def _product(use: Use, attributes: Mapping[str, Any], known: Mapping[str, Shape]) -> LayerSpec:
-    """Return the row of x W, whose weight is held in x out, or of W x; of a Gemm either may be transposed."""
+    """Return the row of x W or of W x; of a Gemm either may be transposed."""
     if any(attributes.get(name, 1.0) != 1.0 for name in ("alpha", "beta")):
         raise BadRequest("a Gemm with alpha or beta, which kernels do not multiply by")
     other = _known(use.node.input[1 - use.at], known)
     if bool(attributes.get("transA" if use.at else "transB", 0)):  # of the other factor
         other = other[::-1]
-    is_turned = use.is_transposed != bool(attributes.get("transB" if use.at else "transA", 0))
-    if use.at == 0:
-        if len(other) != 2:
-            raise BadRequest(f"a weight times a tensor of {len(other)} axes")
-        return LayerSpec(n=other[1], transpose=is_turned)
-    return LayerSpec(n=math.prod(other[:-1]), transpose=not is_turned)
+    if use.at == 0 and len(other) != 2:
+        raise BadRequest(f"a weight times a tensor of {len(other)} axes")
+    return LayerSpec(n=math.prod(other[:-1]) if use.at else other[1])
 
 
 def _known(name: str, known: Mapping[str, Shape]) -> tuple[int, ...]:
