@@ -38,7 +38,7 @@ from lospmm.matrix.limit import MIN_SPARSITY, check_limit, is_few, too_few
 from lospmm.matrix.readers import MatrixFile
 from lospmm.problem.convolution import Convolution, parse_convolution
 from lospmm.problem.device import DeviceSpec
-from lospmm.problem.epilogue import epilogue_of
+from lospmm.problem.epilogue import check_rows, epilogue_of
 from lospmm.problem.problem import Problem, check_columns, columns_of
 from lospmm.tuning.options import Options
 from lospmm.tuning.request import Request
@@ -137,7 +137,10 @@ class LayerSpec:
             raise BadMatrix(f"{file.matrix.m} rows are no multiple of groups = {self.groups}")
         if self.transpose:
             return file.transposed()
-        return replace(file, matrix=block_diagonal(file.matrix, self.groups))
+        matrix, beside = file.matrix, file.beside
+        if self.conv is None and isinstance(beside, np.ndarray) and len(beside) == matrix.k != matrix.m:
+            check_rows(epilogue_of(beside, relu=False, residual=False), matrix.m, matrix.k)  # added or not
+        return replace(file, matrix=block_diagonal(matrix, self.groups))
 
 
 @dataclass(frozen=True, slots=True)

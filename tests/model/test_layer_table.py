@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -90,8 +91,9 @@ def test_weights_held_in_x_out() -> None:
     row, file = LayerSpec(n=4, transpose=True), MatrixFile(from_dense(weights), "stored", "w")
     found = row.request(file, np.ones(3), H200, Options(), 0).problem.matrix
     assert found == from_dense(weights.T)
-    with pytest.raises(BadRequest, match=r"the bias has 3 numbers, and the weights 2 rows; held in x out\? transpose"):
-        LayerSpec(n=4).request(file, np.ones(3), H200, Options(), 0)
+    for held, bias in ((file, np.ones(3)), (replace(file, beside=np.ones(3)), None)):
+        with pytest.raises(BadRequest, match=r"bias has 3 numbers, and the weights 2 rows; held in x out\? transpose"):
+            LayerSpec(n=4).request(held, bias, H200, Options(), 0)
     with pytest.raises(BadRequest, match="transpose: w is a pattern without values; transpose the file"):
         row.request(MatrixFile(file.matrix, "drawn", "w"), None, H200, Options(), 0)
 
