@@ -22,7 +22,9 @@ from lospmm.gpu.operands import (
     NAN_WORD,
     STORAGES,
     DeviceOperands,
+    allocate,
     elements_of_b,
+    fill,
     place_of_c,
     poison,
     residual_numbers,
@@ -63,9 +65,12 @@ class Passed(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Gate:
-    """The loaded gate; ``passed`` has as many results as there is room for, the last used first."""
+class Workbench:
+    """A problem on the GPU, and the loaded gate; ``passed`` has as many results as have room, the last used first."""
 
+    driver: Driver
+    problem: Prepare
+    operands: DeviceOperands
     check: Function
     differ: Function
     copy: Function  # of memory, for ``network.py``
@@ -79,53 +84,54 @@ class GateVerdict(NamedTuple):
     failure: str | None
 
 
-def load_gate(driver: Driver, cubin: bytes) -> Gate:
-    """Load the kernels of the gate's cubin."""
-    check, differ, copy = (driver.load(cubin, entry) for entry in (CHECK_ENTRY, DIFFER_ENTRY, COPY_ENTRY))
-    return Gate(check, differ, copy)
+def prepare(problem: Prepare, driver: Driver) -> Workbench:
+    """Put the problem on the GPU. Raises GpuFault."""
+    operands = allocate(driver, problem)
+    fill(driver, operands, problem)
+    check, differ, copy = (driver.load(problem.gate, entry) for entry in (CHECK_ENTRY, DIFFER_ENTRY, COPY_ENTRY))
+    return Workbench(driver, problem, operands, check, differ, copy)
 
 
-def run_and_check(
-    driver: Driver, gate: Gate, operands: DeviceOperands, problem: Prepare, enqueue: Callable[[int], None], *, copy: int
-) -> GateVerdict:
+def run_and_check(bench: Workbench, enqueue: Callable[[int], None], *, copy: int) -> GateVerdict:
     """Run ``enqueue(copy)`` on a C full of NaN and compare all of it. Raises GpuFault if the kernel fails."""
-    poison(driver, operands, copy)
+    poison(bench.driver, bench.operands, copy)
     enqueue(copy)
-    driver.synchronize()  # a fault up to here is the kernel's, not the gate's
-    known = _passed_before(driver, gate, operands, problem, copy)
+    bench.driver.synchronize()  # a fault up to here is the kernel's, not the gate's
+    known = _passed_before(bench, copy)
     if known is not None:
         return GateVerdict(known.max_relative_error, None)
-    verdict = _checked(driver, gate, operands, problem, copy)
+    verdict = _checked(bench, copy)
     if verdict.failure is None:
-        _keep(driver, gate, operands, Passed(operands.c[copy], problem, verdict.max_relative_error))
+        _keep(bench, Passed(bench.operands.c[copy], bench.problem, verdict.max_relative_error))
     return verdict
 
 
-def _passed_before(driver: Driver, gate: Gate, operands: DeviceOperands, problem: Prepare, copy: int) -> Passed | None:
+def _passed_before(bench: Workbench, copy: int) -> Passed | None:
     """Return the result that this C equals, bit for bit, or None.
 
-    Libraries add no epilogue, so their results count for another ``problem``.
+    Libraries add no epilogue, so their results count for another problem.
     """
-    for one in gate.passed:
-        if one.problem is problem and not count_different(driver, gate, operands, operands.c[copy], one.address):
-            gate.passed.remove(one)
-            gate.passed.insert(0, one)
+    for one in bench.passed:
+        if one.problem is bench.problem and not count_different(bench, bench.operands.c[copy], one.address):
+            bench.passed.remove(one)
+            bench.passed.insert(0, one)
             return one
     return None
 
 
-def _keep(driver: Driver, gate: Gate, operands: DeviceOperands, found: Passed) -> None:
+def _keep(bench: Workbench, found: Passed) -> None:
     """Keep a copy of C, in place of the one that was used longest ago."""
-    if not operands.kept:
+    passed, room = bench.passed, bench.operands.kept
+    if not room:
         return
-    is_full = len(gate.passed) == len(operands.kept)
-    address = gate.passed.pop().address if is_full else operands.kept[len(gate.passed)]
-    driver.copy(address, found.address, operands.c_bytes)
-    gate.passed.insert(0, found._replace(address=address))
+    address = passed.pop().address if len(passed) == len(room) else room[len(passed)]
+    bench.driver.copy(address, found.address, bench.operands.c_bytes)
+    passed.insert(0, found._replace(address=address))
 
 
-def _checked(driver: Driver, gate: Gate, operands: DeviceOperands, problem: Prepare, copy: int) -> GateVerdict:
+def _checked(bench: Workbench, copy: int) -> GateVerdict:
     """Compare all of a C with float64."""
+    driver, problem, operands = bench.driver, bench.problem, bench.operands
     driver.fill(operands.worst, 0, 4 * operands.m)
     driver.upload(operands.tolerance, np.array(astuple(problem.tolerance)))
     grid = (-(-operands.n // THREADS), min(operands.m, MAX_GRID_Y), 1)
@@ -135,27 +141,26 @@ def _checked(driver: Driver, gate: Gate, operands: DeviceOperands, problem: Prep
     residual = operands.residual[copy] if epilogue.residual else 0
     addresses = (*product, residual, bias, operands.window, operands.tolerance)
     sizes = (operands.m, operands.n, epilogue.relu, STORAGES[operands.dtype.storage])
-    driver.launch(gate.check, Launch(grid, THREADS), (*map(np.uint64, addresses), *map(np.uint32, sizes)))
+    driver.launch(bench.check, Launch(grid, THREADS), (*map(np.uint64, addresses), *map(np.uint32, sizes)))
     keys = np.empty((2, operands.m), dtype=np.uint64)
     driver.download(keys, operands.worst)
-    return _verdict(driver, operands, problem, keys, copy)
+    return _verdict(bench, keys, copy)
 
 
-def count_different(driver: Driver, gate: Gate, operands: DeviceOperands, one: int, other: int) -> int:
+def count_different(bench: Workbench, one: int, other: int) -> int:
     """Return in how many elements the copies of C at two addresses differ, bit by bit."""
+    driver, operands = bench.driver, bench.operands
     driver.fill(operands.worst, 0, 2)
     count = operands.m * operands.n
     size = np.uint32(operands.dtype.element_bytes)
     arguments = (np.uint64(one), np.uint64(other), np.uint64(count), np.uint64(operands.worst), size)
-    driver.launch(gate.differ, Launch((min(DIFFER_BLOCKS, -(-count // THREADS)), 1, 1), THREADS), arguments)
+    driver.launch(bench.differ, Launch((min(DIFFER_BLOCKS, -(-count // THREADS)), 1, 1), THREADS), arguments)
     found = np.empty(1, dtype=np.uint64)
     driver.download(found, operands.worst)
     return int(found[0])
 
 
-def _verdict(
-    driver: Driver, operands: DeviceOperands, problem: Prepare, keys: NDArray[np.uint64], copy: int
-) -> GateVerdict:
+def _verdict(bench: Workbench, keys: NDArray[np.uint64], copy: int) -> GateVerdict:
     ratios, errors = (keys >> np.uint64(32)).astype(np.uint32)
     unwritten = np.flatnonzero(ratios == NAN_WORD)
     if len(unwritten):
@@ -167,10 +172,10 @@ def _verdict(
     if ratios.view(np.float32)[row] <= 1:
         return GateVerdict(error, None)
     column = NAN_WORD - int(keys[0, row] & np.uint64(0xFFFFFFFF))  # counted down
-    dtype = operands.dtype
+    operands, dtype = bench.operands, bench.operands.dtype
     stored = np.empty(1, dtype=operands.drawn.dtype)
-    driver.download(stored, operands.c[copy] + dtype.element_bytes * place_of_c(problem, row, column))
-    got, (expected, scale, allowed) = dtype.from_storage(stored)[0], _expected(operands, problem, row, column)
+    bench.driver.download(stored, operands.c[copy] + dtype.element_bytes * place_of_c(bench.problem, row, column))
+    got, (expected, scale, allowed) = dtype.from_storage(stored)[0], _expected(operands, bench.problem, row, column)
     failure = (
         f"row {row}, column {column}: got {got}, expected {expected} "
         f"({off_by(abs(float(got) - expected), scale, allowed)})"

@@ -11,7 +11,7 @@ To add a command, write a function of the ``Workbench`` and a task, and add a ro
 import os
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib import import_module
 from types import MappingProxyType
 from typing import Any, BinaryIO
@@ -22,29 +22,11 @@ from lospmm.errors import GpuFault
 from lospmm.gpu.clocks import read_clocks
 from lospmm.gpu.detect import driver_version
 from lospmm.gpu.driver import open_driver
-from lospmm.gpu.gate import Gate, GateVerdict, count_different, load_gate, run_and_check
-from lospmm.gpu.messages import Answer, Measure, Measurement, Prepare, Ready, channel, receive, send
+from lospmm.gpu.gate import GateVerdict, Workbench, count_different, prepare, run_and_check
+from lospmm.gpu.messages import Answer, Measure, Measurement, Ready, channel, receive, send
 from lospmm.gpu.network import time_in
-from lospmm.gpu.operands import DeviceOperands, allocate, fill, release
+from lospmm.gpu.operands import fill, release
 from lospmm.gpu.protocol import Driver
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Workbench:
-    """The state that every command uses."""
-
-    driver: Driver
-    problem: Prepare
-    operands: DeviceOperands
-    gate: Gate
-
-
-def prepare(problem: Prepare, driver: Driver) -> tuple[Workbench, Ready]:
-    """Put the problem on the GPU. Raises GpuFault."""
-    operands = allocate(driver, problem)
-    fill(driver, operands, problem)
-    ready = Ready(driver.device_name(), operands.copies, driver_version())
-    return Workbench(driver, problem, operands, load_gate(driver, problem.gate)), ready
 
 
 def measure(bench: Workbench, task: Measure) -> Measurement:
@@ -62,20 +44,20 @@ def measure(bench: Workbench, task: Measure) -> Measurement:
         addresses = [operands.b[copy], operands.c[copy], *operands.residual[copy : copy + 1]]
         driver.launch(functions[copy % len(functions)], task.shape, tuple(map(np.uint64, addresses)))
 
-    before = run_and_check(driver, bench.gate, operands, bench.problem, enqueue, copy=0)
+    before = run_and_check(bench, enqueue, copy=0)
     if before.failure is not None:
         return _refused(bench, before)
-    timing = time_in(task.cache, driver, bench.gate, operands, enqueue, copies=copies, effort=task.effort)
+    timing = time_in(task.cache, bench, enqueue, copies=copies, effort=task.effort)
     clocks = read_clocks(driver.bus_id())
     last, error = operands.copies - 1, before.max_relative_error
     if task.effort.rechecked:
-        after = run_and_check(driver, bench.gate, operands, bench.problem, enqueue, copy=last)
+        after = run_and_check(bench, enqueue, copy=last)
         if after.failure is not None:
             return _refused(bench, GateVerdict(after.max_relative_error, f"right at first, then {after.failure}"))
         error = max(error, after.max_relative_error)
     else:
         enqueue(last)
-    if different := count_different(driver, bench.gate, operands, operands.c[0], operands.c[last]):
+    if different := count_different(bench, operands.c[0], operands.c[last]):
         return _refused(bench, GateVerdict(error, f"two runs differ in {different} elements"))
     return Measurement(timing, error, None, clocks)
 
@@ -85,7 +67,7 @@ def _refused(bench: Workbench, verdict: GateVerdict) -> Measurement:
 
     The kernel may have written over A, B and what passed.
     """
-    bench.gate.passed.clear()
+    bench.passed.clear()
     fill(bench.driver, bench.operands, bench.problem)
     return Measurement(None, verdict.max_relative_error, verdict.failure)
 
@@ -100,7 +82,7 @@ def time_proxy(bench: Workbench, task: Measure) -> Measurement:
         driver.launch(function, task.shape, (np.uint64(operands.b[copy]), np.uint64(operands.c[copy])))
 
     copies = operands.rotated(task.cache, len(image), driver.l2_bytes())
-    timing = time_in(task.cache, driver, bench.gate, operands, enqueue, copies=copies, effort=task.effort)
+    timing = time_in(task.cache, bench, enqueue, copies=copies, effort=task.effort)
     return Measurement(timing, None, None, read_clocks(driver.bus_id()))
 
 
@@ -133,8 +115,8 @@ def serve(requests: BinaryIO, answers: BinaryIO, opener: Callable[[str], Driver]
                     task = replace(bench.problem, **task) if isinstance(task, dict) else task  # the same A
                     release(driver, bench.operands)
                     bench = None
-                bench, value = prepare(task, driver)
-                answer = Answer(value)
+                bench = prepare(task, driver)
+                answer = Answer(Ready(driver.device_name(), bench.operands.copies, driver_version()))
             else:
                 answer = Answer(COMMANDS[name](bench, task))
         except GpuFault as error:

@@ -19,7 +19,7 @@ import pytest
 
 from lospmm.errors import GpuFault
 from lospmm.gpu import bench as measure
-from lospmm.gpu import worker
+from lospmm.gpu import gate, worker
 from lospmm.gpu.bench import AGAIN, BESIDE, CHECKED, Bench
 from lospmm.gpu.gate import gate_source
 from lospmm.gpu.messages import CacheState, Measure, Measurement
@@ -116,7 +116,7 @@ def test_a_streamed_kernel_takes_turns_at_modules(
 
     monkeypatch.setattr(measure, "compile_gate", lambda _: b"gate")
     driver, image = Watched(gate_library, l2_bytes=10_000), fake_gpu.kernel("good", weights(), N)
-    bench, _ = worker.prepare(measure._prepare(Problem(from_dense(weights()), N, DEVICES["h200"]), 0), driver)
+    bench = gate.prepare(measure._prepare(Problem(from_dense(weights()), N, DEVICES["h200"]), 0), driver)
     measured = worker.measure(bench, Measure(image, "kernel", Launch((1, 1, 1), 32), cache))
     assert measured.failure is None
     copy_bytes = 4 * N * (9 + 14)
@@ -148,11 +148,11 @@ def test_the_cache_is_flushed_where_copies_would_be_many(
 
     monkeypatch.setattr(measure, "compile_gate", lambda _: b"gate")
     driver, image = Watched(gate_library, l2_bytes=l2_bytes), fake_gpu.kernel("good", weights(), N)
-    bench, ready = worker.prepare(measure._prepare(Problem(from_dense(weights()), N, DEVICES["h200"]), 0), driver)
-    assert (ready.copies == FLUSHED_COPIES) == (l2_bytes == 300_000)
+    bench = gate.prepare(measure._prepare(Problem(from_dense(weights()), N, DEVICES["h200"]), 0), driver)
+    assert (bench.operands.copies == FLUSHED_COPIES) == (l2_bytes == 300_000)
     assert worker.measure(bench, Measure(image, "kernel", Launch((1, 1, 1), 32), cache)).failure is None
     before = [tuple(seen[at - 2 : at]) for at, one in enumerate(seen) if one == "replay"]
-    is_flushed = cache == "cold" and ready.copies == FLUSHED_COPIES
+    is_flushed = cache == "cold" and bench.operands.copies == FLUSHED_COPIES
     assert all((one == ("flush", "launch")) == is_flushed for one in before) and len(before) > REPLAYS
 
 

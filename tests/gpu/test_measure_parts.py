@@ -16,7 +16,6 @@ from lospmm.cpu import reference
 from lospmm.errors import GpuFault, VerificationFailed
 from lospmm.gpu import bench as measure
 from lospmm.gpu import bindings, clocks, gate, operands, timing
-from lospmm.gpu.gate import Gate
 from lospmm.gpu.messages import Prepare
 from lospmm.matrix.csr import SparseMatrix, from_dense
 from lospmm.problem.convolution import output_elements, unfold
@@ -56,10 +55,6 @@ def sparse(m: int, k: int, density: float, seed: int) -> np.ndarray:
     return np.where(rng.random((m, k)) < density, rng.normal(size=(m, k)), 0).astype(np.float32)
 
 
-def loaded(driver: FakeDriver) -> Gate:
-    return gate.load_gate(driver, b"gate")
-
-
 @hypothesis_settings(deadline=None, max_examples=60)
 @given(
     m=st.integers(1, 9), k=st.integers(1, 9), n=st.integers(1, 300), density=st.floats(0, 1), seed=st.integers(0, 99),
@@ -72,8 +67,8 @@ def test_the_gate_says_what_verify_says(
     weights = sparse(m, k, density, seed)
     matrix, rng = from_dense(weights), np.random.default_rng(seed)
     problem, driver = prepared(matrix, n), FakeDriver(library)
-    place = operands.allocate(driver, problem)
-    operands.fill(driver, place, problem)
+    bench = gate.prepare(problem, driver)
+    place = bench.operands
     b = floats(place.b[0], (k, n)).copy()
     result = (weights.astype(np.float64) @ b).astype(np.float32)
     row, column = int(rng.integers(m)), int(rng.integers(n))
@@ -88,7 +83,7 @@ def test_the_gate_says_what_verify_says(
     def enqueue(copy: int) -> None:
         floats(place.c[copy], (m, n))[:] = result
 
-    found = gate.run_and_check(driver, loaded(driver), place, problem, enqueue, copy=0)
+    found = gate.run_and_check(bench, enqueue, copy=0)
     try:
         expected = reference.compare(Problem(matrix, n, DEVICES["h200"]), np.arange(n), b, result)
     except VerificationFailed as refused:
@@ -109,8 +104,8 @@ def test_the_gate_checks_layers(library: Path, layer: Layer, seed: int, fault: s
     """From the input as it lies in memory, against ``unfold``, which finds its elements in another way."""
     problem, driver, random = layer.problem, FakeDriver(library), np.random.default_rng(seed)
     task, matrix, n, convolution = of_problem(problem), problem.matrix, problem.n, problem.convolution
-    place = operands.allocate(driver, task)
-    operands.fill(driver, place, task)
+    bench = gate.prepare(task, driver)
+    place = bench.operands
     assert convolution is not None
     columns = np.arange(n)
     b = unfold(convolution, floats(place.b[-1], convolution.input_shape), columns)
@@ -131,7 +126,7 @@ def test_the_gate_checks_layers(library: Path, layer: Layer, seed: int, fault: s
     def enqueue(copy: int) -> None:
         floats(place.c[copy], (matrix.m * n,))[where] = result
 
-    found = gate.run_and_check(driver, loaded(driver), place, task, enqueue, copy=place.copies - 1)
+    found = gate.run_and_check(bench, enqueue, copy=place.copies - 1)
     if fault == "none":
         assert found.failure is None
         expected = reference.compare(problem, columns, b, result, residual)
@@ -153,27 +148,28 @@ def test_the_gate_checks_layers(library: Path, layer: Layer, seed: int, fault: s
 @hypothesis_settings(deadline=None, max_examples=30)
 def test_differing_elements_are_counted(library: Path, m: int, n: int, changed: int, seed: int) -> None:
     driver = FakeDriver(library)
-    place = operands.allocate(driver, prepared(from_dense(np.ones((m, 2))), n))
+    bench = gate.prepare(prepared(from_dense(np.ones((m, 2))), n), driver)
+    place = bench.operands
     rng = np.random.default_rng(seed)
     one, other = (floats(place.c[copy], (m * n,)) for copy in (0, 1))
     one[:] = other[:] = rng.random(m * n)
     places = rng.choice(m * n, size=min(changed, m * n), replace=False)
     other[places] *= -1
-    assert gate.count_different(driver, loaded(driver), place, place.c[0], place.c[1]) == len(places)
+    assert gate.count_different(bench, place.c[0], place.c[1]) == len(places)
 
 
 def test_nothing_is_left_of_the_last_result(library: Path) -> None:
     """C is full of NaN before each run: a kernel that does nothing is not taken for the one before it."""
     matrix = from_dense(sparse(6, 7, 0.5, 1))
     problem, driver = prepared(matrix, 40), FakeDriver(library)
-    place = operands.allocate(driver, problem)
-    operands.fill(driver, place, problem)
+    bench = gate.prepare(problem, driver)
+    place = bench.operands
 
     def right(copy: int) -> None:
         floats(place.c[copy], (6, 40))[:] = matrix.to_scipy() @ floats(place.b[copy], (7, 40))
 
-    assert gate.run_and_check(driver, loaded(driver), place, problem, right, copy=0).failure is None
-    idle = gate.run_and_check(driver, loaded(driver), place, problem, lambda _: None, copy=0)
+    assert gate.run_and_check(bench, right, copy=0).failure is None
+    idle = gate.run_and_check(bench, lambda _: None, copy=0)
     assert idle.failure == "rows not written in every column: 0, 1, 2, 3, 4, 5"
     assert idle.max_relative_error == np.inf
 
@@ -182,8 +178,8 @@ def test_a_result_that_passed_is_known_again(library: Path, monkeypatch: pytest.
     """Bit for bit, and of the same problem; what is not is checked."""
     matrix = from_dense(sparse(6, 7, 0.5, 1))
     problem, driver = prepared(matrix, 40), FakeDriver(library)
-    place, checks, checked = operands.allocate(driver, problem), loaded(driver), gate._checked
-    operands.fill(driver, place, problem)
+    bench, checked = gate.prepare(problem, driver), gate._checked
+    place = bench.operands
     count = 0
 
     def counted(*given: Any) -> gate.GateVerdict:
@@ -199,7 +195,7 @@ def test_a_result_that_passed_is_known_again(library: Path, monkeypatch: pytest.
             floats(place.c[copy], (6, 40))[:] = result
 
         before = count
-        return gate.run_and_check(driver, checks, place, of, enqueue, copy=copy), count - before
+        return gate.run_and_check(replace(bench, problem=of), enqueue, copy=copy), count - before
 
     first, checks_of_first = verdict(right)
     assert (first.failure, checks_of_first) == (None, 1)
@@ -211,7 +207,7 @@ def test_a_result_that_passed_is_known_again(library: Path, monkeypatch: pytest.
     others = [right * np.float32(1 + 2.0**-23 * number) for number in range(1, operands.KEPT + 1)]
     assert [verdict(other)[1] for other in (*others, *others)] == [1] * len(others) + [0] * len(others)
     assert verdict(right) == (first, 1), "there is room for so many"
-    assert sorted(one.address for one in checks.passed) == sorted(place.kept)
+    assert sorted(one.address for one in bench.passed) == sorted(place.kept)
 
 
 def test_results_are_kept_where_there_is_room(library: Path) -> None:
@@ -220,16 +216,16 @@ def test_results_are_kept_where_there_is_room(library: Path) -> None:
     held = problem.matrix
     fixed = held.indptr.nbytes + held.indices.nbytes + held.data.nbytes + 20 * 6
     driver = FakeDriver(library, l2_bytes=0, free_bytes=operands.RESERVE_BYTES + fixed + 2 * size)
-    place, checks = operands.allocate(driver, problem), loaded(driver)
+    bench = gate.prepare(problem, driver)
+    place = bench.operands
     assert (place.copies, place.kept) == (2, ())
-    operands.fill(driver, place, problem)
     matrix = from_dense(sparse(6, 7, 0.5, 1)).to_scipy().astype(np.float64)
 
     def enqueue(copy: int) -> None:
         floats(place.c[copy], (6, 40))[:] = matrix @ floats(place.b[copy], (7, 40))
 
-    assert gate.run_and_check(driver, checks, place, problem, enqueue, copy=0).failure is None
-    assert checks.passed == []
+    assert gate.run_and_check(bench, enqueue, copy=0).failure is None
+    assert bench.passed == []
 
 
 def test_the_gate_compiles_for_a_gpu() -> None:
@@ -254,8 +250,8 @@ def test_b_is_the_same_in_every_copy_and_repeats_beyond_its_period(
 ) -> None:
     monkeypatch.setattr(operands, "DRAWN", 101)
     problem, driver = prepared(from_dense(np.ones((2, 9))), 37), FakeDriver(library)
-    place = operands.allocate(driver, problem)
-    operands.fill(driver, place, problem)
+    bench = gate.prepare(problem, driver)
+    place = bench.operands
     assert place.copies >= 2
     first = floats(place.b[0], (9, 37))
     assert len(place.drawn) == 101

@@ -17,7 +17,7 @@ from lospmm.cli.main import run
 from lospmm.cli.show import show_manifest
 from lospmm.errors import BadRequest, GpuFault, VerificationFailed
 from lospmm.gpu import bench as measure
-from lospmm.gpu import network, operands, timing, worker
+from lospmm.gpu import gate, network, operands, timing, worker
 from lospmm.gpu.bench import Bench
 from lospmm.gpu.gate import COPY_ENTRY
 from lospmm.gpu.libraries import BaselineTime, Check, Enqueue, VariantTime, work
@@ -63,10 +63,10 @@ class Watched(FakeDriver):
         super().launch(function, shape, arguments)
 
 
-def on_the_bench(library: Path) -> tuple[Watched, worker.Workbench]:
+def on_the_bench(library: Path) -> tuple[Watched, gate.Workbench]:
     driver = Watched(library)
-    bench, ready = worker.prepare(measure._prepare(PROBLEM, 0, "network"), driver)
-    assert ready.copies == COPIES_BEHIND
+    bench = gate.prepare(measure._prepare(PROBLEM, 0, "network"), driver)
+    assert bench.operands.copies == COPIES_BEHIND
     return driver, bench
 
 
@@ -99,12 +99,12 @@ def test_more_than_the_cache_and_b_are_written_before_every_launch(gate_library:
 
 
 def test_what_is_flushed_is_read_and_written(gate_library: Path) -> None:
-    driver, bench = on_the_bench(gate_library)
+    _, bench = on_the_bench(gate_library)
     place = bench.operands
     start, count = place.source + operands.padded_b_bytes(place), place.flush_bytes // 4
     floats(start, (count,))[:] = np.arange(count)
     floats(place.b[1], (14, N))[:] = 7
-    network.layers_before(driver, bench.gate, place)(1)
+    network.layers_before(bench)(1)
     assert np.array_equal(floats(start + place.flush_bytes, (count,)), np.arange(count))
     assert np.array_equal(floats(place.b[1], (14, N)), floats(place.source, (14, N)))
     assert np.array_equal(floats(place.b[1], (14, N)), floats(place.b[0], (14, N)))
@@ -164,7 +164,7 @@ def test_what_b_is_written_from_is_put_there_again_too(gate_library: Path) -> No
 
 def test_another_state_has_no_memory_for_it(gate_library: Path) -> None:
     driver = Watched(gate_library)
-    bench, _ = worker.prepare(measure._prepare(PROBLEM, 0), driver)
+    bench = gate.prepare(measure._prepare(PROBLEM, 0), driver)
     assert bench.operands.source == 0
     with pytest.raises(GpuFault, match="prepared for another state of the cache"):
         worker.measure(bench, task("good"))

@@ -31,15 +31,15 @@ def run_cubin(
 ) -> tuple[list[NDArray[np.float32]], GateVerdict]:
     """B or the input, C, and the residual if there is one, as they lie in memory, after a run that the gate passed."""
     task = measure._prepare(problem, seed=1)
-    place = operands.allocate(driver, task)
-    operands.fill(driver, place, task)
+    bench = gate.prepare(task, driver)
+    place = bench.operands
     function = driver.load(cubin, entry)
 
     def enqueue(copy: int) -> None:
         addresses = (place.b[copy], place.c[copy], *place.residual[copy : copy + 1])
         driver.launch(function, launched, tuple(map(np.uint64, addresses)))
 
-    verdict = gate.run_and_check(driver, gate.load_gate(driver, task.gate), place, task, enqueue, copy=0)
+    verdict = gate.run_and_check(bench, enqueue, copy=0)
     assert verdict.failure is None
     found = []
     for address, count in (

@@ -56,9 +56,8 @@ def test_memory_is_what_was_put_there(driver: Driver) -> None:
 @pytest.mark.parametrize(("m", "k", "n"), [(1, 1, 1), (65, 96, 1003), (256, 576, 4096), (6, 40, 5_000_000)])
 def test_the_gate_agrees_with_verify(driver: Driver, m: int, k: int, n: int) -> None:
     case = problem(m, k, n)
-    task = measure._prepare(case, seed=1)
-    place = operands.allocate(driver, task)
-    operands.fill(driver, place, task)
+    bench = gate.prepare(measure._prepare(case, seed=1), driver)
+    place = bench.operands
     cubin, entry, shape = good_kernel(case)
     function = driver.load(cubin, entry)
     assert function.registers == elf.kernel_usage(cubin, entry).registers
@@ -66,12 +65,11 @@ def test_the_gate_agrees_with_verify(driver: Driver, m: int, k: int, n: int) -> 
     def enqueue(copy: int) -> None:
         driver.launch(function, shape, (np.uint64(place.b[copy]), np.uint64(place.c[copy])))
 
-    checks = gate.load_gate(driver, task.gate)
-    verdict = gate.run_and_check(driver, checks, place, task, enqueue, copy=0)
+    verdict = gate.run_and_check(bench, enqueue, copy=0)
     assert verdict.failure is None
     last = place.copies - 1
-    assert gate.run_and_check(driver, checks, place, task, enqueue, copy=last).failure is None
-    assert gate.count_different(driver, checks, place, place.c[0], place.c[last]) == 0
+    assert gate.run_and_check(bench, enqueue, copy=last).failure is None
+    assert gate.count_different(bench, place.c[0], place.c[last]) == 0
     b, c = np.empty((k, n), dtype=np.float32), np.empty((m, n), dtype=np.float32)
     driver.download(b, place.b[0])
     driver.download(c, place.c[0])
@@ -82,7 +80,7 @@ def test_the_gate_agrees_with_verify(driver: Driver, m: int, k: int, n: int) -> 
         assert verdict.max_relative_error == pytest.approx(exact, rel=1e-6)
     driver.fill(place.c[last] + 4 * (m * n - 1), 0x3F800000, 1)
     driver.synchronize()
-    different = gate.count_different(driver, checks, place, place.c[0], place.c[last])
+    different = gate.count_different(bench, place.c[0], place.c[last])
     assert different == (last != 0)
 
 

@@ -15,7 +15,7 @@ from lospmm.codegen.lower import lower
 from lospmm.codegen.sass.generations import GENERATIONS
 from lospmm.errors import Unsupported
 from lospmm.gpu import bench as measure
-from lospmm.gpu import gate, operands
+from lospmm.gpu import gate
 from lospmm.gpu.bench import Bench
 from lospmm.gpu.detect import detect_device
 from lospmm.gpu.protocol import Driver
@@ -102,15 +102,15 @@ def built(program: KernelProgram, problem: Problem, emitter: str) -> Build:
 def run_on(driver: Driver, problem: Problem, kernel: Build) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """B, and C as the kernel leaves it on memory that held NaN."""
     task = measure._prepare(problem, seed=1)
-    place = operands.allocate(driver, task)
-    operands.fill(driver, place, task)
+    bench = gate.prepare(task, driver)
+    place = bench.operands
     function = driver.load(kernel.binary.cubin, kernel.compiled.entry)
     assert function.registers == kernel.binary.registers
 
     def enqueue(copy: int) -> None:
         driver.launch(function, kernel.compiled.launch, (np.uint64(place.b[copy]), np.uint64(place.c[copy])))
 
-    verdict = gate.run_and_check(driver, gate.load_gate(driver, task.gate), place, task, enqueue, copy=0)
+    verdict = gate.run_and_check(bench, enqueue, copy=0)
     assert verdict.failure is None
     matrix = problem.matrix
     b, c = np.empty((matrix.k, problem.n), np.float32), np.empty((matrix.m, problem.n), np.float32)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lospmm.gpu import bench as measure
-from lospmm.gpu import network, operands, worker
+from lospmm.gpu import gate, network, operands, worker
 from lospmm.gpu.bench import Bench
 from lospmm.gpu.libraries import BaselineTime
 from lospmm.gpu.libraries.work import COMMAND, BaselineTask
@@ -68,7 +68,7 @@ def downloaded(driver: Driver, case: Problem, address: int) -> np.ndarray:
 @pytest.mark.parametrize("size", SIZES[1:3])
 def test_b_is_what_it_was_and_the_cache_is_emptied(driver: Driver, size: tuple[int, int, int]) -> None:
     case = problem(*size)
-    bench, ready = worker.prepare(measure._prepare(case, 1, "network"), driver)
+    bench = gate.prepare(measure._prepare(case, 1, "network"), driver)
     place = bench.operands
     b = downloaded(driver, case, place.b[0])
     assert place.flush_bytes >= operands.FLUSHED * driver.l2_bytes() > driver.l2_bytes()
@@ -76,7 +76,7 @@ def test_b_is_what_it_was_and_the_cache_is_emptied(driver: Driver, size: tuple[i
     driver.fill(place.b[-1], 0, case.matrix.k * case.n)
     start = place.source + operands.padded_b_bytes(place)
     driver.fill(start, 0xABCD, place.flush_bytes // 4)
-    network.layers_before(driver, bench.gate, place)(ready.copies - 1)
+    network.layers_before(bench)(place.copies - 1)
     written = np.empty(place.flush_bytes // 4, dtype=np.uint32)
     driver.download(written, start + place.flush_bytes)
     assert (written == 0xABCD).all()

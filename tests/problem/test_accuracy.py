@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from lospmm.cpu.reference import compare
 from lospmm.errors import BadRequest, VerificationFailed
 from lospmm.gpu import bench as measure
-from lospmm.gpu import gate, operands
+from lospmm.gpu import gate
 from lospmm.matrix.csr import from_dense
 from lospmm.problem.accuracy import ACCURACY, tolerance_of
 from lospmm.problem.device import DEVICES
@@ -121,8 +121,8 @@ def test_the_gate_says_what_compare_says(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(measure, "compile_gate", lambda _: b"gate")
         task = measure._prepare(problem, seed=3)
-    place = operands.allocate(driver, task)
-    operands.fill(driver, place, task)
+    bench = gate.prepare(task, driver)
+    place = bench.operands
     b, c = at(place.b[0], (k, n), dtype), at(place.c[0], (m, n), dtype)
     residual = dtype.from_storage(at(place.residual[0], (m, n), dtype)) if adds else None
     values = product(dtype, a, dtype.from_storage(b))
@@ -139,7 +139,7 @@ def test_the_gate_says_what_compare_says(
     def enqueue(_: int) -> None:
         c[:] = result
 
-    found = gate.run_and_check(driver, gate.load_gate(driver, b"gate"), place, task, enqueue, copy=0)
+    found = gate.run_and_check(bench, enqueue, copy=0)
     elements, own_b = dtype.from_storage(result), dtype.from_storage(b)
     try:
         expected = compare(problem, np.arange(n), own_b, elements, residual)
@@ -171,13 +171,14 @@ def test_differing_elements_of_16_bits_are_counted(library: Path, m: int, n: int
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(measure, "compile_gate", lambda _: b"gate")
         task = measure._prepare(Problem(from_dense(np.ones((m, 2))), n, DEVICES["h200"], dtype=dtype), seed=0)
-    place = operands.allocate(driver, task)
+    bench = gate.prepare(task, driver)
+    place = bench.operands
     rng = np.random.default_rng(seed)
     one, other = (at(place.c[copy], (m * n,), dtype) for copy in (0, 1))
     one[:] = other[:] = rng.integers(0, 1 << 15, size=m * n)
     places = rng.choice(m * n, size=min(changed, m * n), replace=False)
     other[places] += 1
-    assert gate.count_different(driver, gate.load_gate(driver, b"gate"), place, place.c[0], place.c[1]) == len(places)
+    assert gate.count_different(bench, place.c[0], place.c[1]) == len(places)
 
 
 @pytest.mark.parametrize(("name", "storage"), [("float16", 1), ("bfloat16", 2)])

@@ -5,9 +5,8 @@ It uses the same A, B and C as the kernels, the same gate and the same clock.
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from lospmm.gpu.gate import GateVerdict, run_and_check
+from lospmm.gpu.gate import GateVerdict, Workbench, run_and_check
 from lospmm.gpu.libraries import BaselineTime, time_baseline
 from lospmm.gpu.libraries.library import Buffers, Enqueue, LibraryTask
 from lospmm.gpu.messages import CacheState, Prepare
@@ -16,9 +15,6 @@ from lospmm.gpu.operands import fill, fill_a
 from lospmm.gpu.timing import FULL, Effort, Timing
 from lospmm.matrix.csr import SparseMatrix
 from lospmm.problem.epilogue import PLAIN
-
-if TYPE_CHECKING:
-    from lospmm.gpu.worker import Workbench
 
 #: The worker's name for ``run``, in its table of commands.
 COMMAND = "baseline"
@@ -35,7 +31,7 @@ class BaselineTask:
     is_searched: bool = False  # see LibraryTask
 
 
-def run(bench: "Workbench", task: BaselineTask) -> BaselineTime:
+def run(bench: Workbench, task: BaselineTask) -> BaselineTime:
     """Time a baseline in the worker. Raises GpuFault."""
     driver, problem, operands = bench.driver, bench.problem, bench.operands
     problem = replace(problem, epilogue=PLAIN)  # no library adds anything to its product
@@ -56,9 +52,9 @@ def run(bench: "Workbench", task: BaselineTask) -> BaselineTime:
 
     def check_copies(enqueue: Enqueue, held_to: Prepare) -> GateVerdict:
         """Check the first and the last copy, to find a library that uses another copy than the given one."""
-        verdicts = []
+        verdicts, own = [], replace(bench, problem=held_to)
         for copy in dict.fromkeys((0, operands.copies - 1)):
-            verdicts.append(run_and_check(driver, bench.gate, operands, held_to, enqueue, copy=copy))
+            verdicts.append(run_and_check(own, enqueue, copy=copy))
             if verdicts[-1].failure is not None:
                 fill(driver, operands, bench.problem)  # it may have written over A and B
                 return verdicts[-1]
@@ -68,7 +64,7 @@ def run(bench: "Workbench", task: BaselineTask) -> BaselineTime:
     rotated = operands.rotated(task.cache, problem.dtype.element_bytes * matrix.nnz, driver.l2_bytes())
 
     def time(enqueue: Enqueue) -> Timing:
-        return time_in(task.cache, driver, bench.gate, operands, enqueue, copies=rotated, effort=task.effort)
+        return time_in(task.cache, bench, enqueue, copies=rotated, effort=task.effort)
 
     copies_of_a = rotated if task.cache == "streamed" else 1
     place = LibraryTask(
