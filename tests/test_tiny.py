@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 import lospmm
+from lospmm.artifact import artifact
 from lospmm.matrix.csr import from_dense
 from lospmm.problem.device import DEVICES
 from lospmm.problem.problem import Problem
@@ -103,9 +104,9 @@ def test_from_weights_to_a_kernel(tmp_path: Path) -> None:
     matrix = from_dense(weights)
     request = Request(Problem(matrix, 50, DEVICES["h200"]), Options())
     stages: list[str] = []
-    jobs.tune_to_folder(
-        request, tmp_path / "kernel", store=Store(tmp_path / "store"), progress=lambda stage, *_: stages.append(stage)
-    )
+    store = Store(tmp_path / "store")
+    made = jobs.tune(request, store=store, progress=lambda stage, *_: stages.append(stage))
+    artifact.write(made, tmp_path / "kernel")
     assert {path.name for path in (tmp_path / "kernel").iterdir()} == {
         "kernel.cubin",
         "kernel.sass",

@@ -41,12 +41,12 @@ def tune(
     artifact.check_target(out)
     if tuning.address is not None:
         done = _tuned_there(matrix, tensor, row, numbers, tuning)
-        artifact.write(done, out)
     else:
         gpu, file = device_of(tuning.device), readers.read(matrix, tensor=tensor, seed=tuning.seed)
-        done = _tuned_here(row.request(file, numbers, gpu, tuning.options, tuning.seed), out, quiet=quiet)
+        done = _tuned_here(row.request(file, numbers, gpu, tuning.options, tuning.seed), quiet=quiet)
         _note_of_zeros(file)
         note_of_elements(file, tuning.options.dtype)
+    artifact.write(done, out)
     show_manifest(done.manifest, out, as_json=tuning.as_json)
     if not (quiet or tuning.as_json):
         tell(f"next: lospmm bench {out}, on a machine with the GPU {done.manifest['device']}")
@@ -71,7 +71,7 @@ def _tuned_there(matrix: Path, tensor: str | None, row: LayerSpec, bias: Bias, t
         ).artifact
 
 
-def _tuned_here(request: Request, out: Path, *, quiet: bool) -> artifact.Artifact:
+def _tuned_here(request: Request, *, quiet: bool) -> artifact.Artifact:
     """Tune on this machine; note a kernel from the cache, whose timings are from an earlier run."""
     store, stages = kept.open_store(), set()
     with reported(quiet=quiet) as progress:
@@ -80,7 +80,7 @@ def _tuned_here(request: Request, out: Path, *, quiet: bool) -> artifact.Artifac
             stages.add(stage)
             progress(stage, done, total)
 
-        done = jobs.tune_to_folder(request, out, store=store, progress=watched)
+        done = jobs.tune(request, store=store, progress=watched)
     if not stages and not quiet:  # nothing had to be done
         tell(f"note: cached in {store.root}; timings are from the earlier run")
     return done

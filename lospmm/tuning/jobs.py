@@ -9,7 +9,6 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache, partial
-from pathlib import Path
 
 from lospmm.artifact import artifact
 from lospmm.artifact.artifact import Artifact
@@ -104,21 +103,3 @@ def search_ahead(request: Request, *, store: Store, session: Session) -> None:
     if builders is None or builds is None or layer is None or layer.plan is None or options.each:
         return
     builds.begin(layer.plan, partial(build_elsewhere, builders, problem, options.emitter, store))
-
-
-def tune_to_folder(
-    request: Request,
-    directory: Path,
-    *,
-    store: Store,
-    progress: Progress = silent,
-    cancel: threading.Event | None = None,
-) -> Artifact:
-    """Tune and write the artifact to ``directory``, which is replaced as a whole or left unchanged.
-
-    Raises as ``tune``.
-    """
-    artifact.check_target(directory)
-    finished = tune(request, store=store, progress=progress, cancel=cancel)
-    artifact.write(finished, directory)
-    return finished

@@ -26,7 +26,7 @@ def test_little_memory() -> None:
 
 
 FAULTS = {
-    "lospmm.tuning.jobs.tune_to_folder": (MemoryError, "out of memory, of the machine or of `ulimit -v`"),
+    "lospmm.tuning.jobs.tune": (MemoryError, "out of memory, of the machine or of `ulimit -v`"),
     "threading.Thread.start": (
         RuntimeError("can't start new thread"),
         "the system starts no more threads: see `ulimit -u` and pids.max",
