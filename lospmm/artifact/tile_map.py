@@ -13,6 +13,7 @@ from typing import Literal
 from pydantic import TypeAdapter, ValidationError
 
 from lospmm.errors import BadRequest
+from lospmm.families.candidate import Candidate
 from lospmm.space.candidates import TileSize, UnrolledPlan
 from lospmm.space.constraints import CONSTRAINTS, Stage
 from lospmm.space.explore import Space
@@ -76,13 +77,12 @@ class TileMap:
 _MAP = TypeAdapter(TileMap)
 
 
-def map_of(space: Space, shortlist: Sequence[tuple[UnrolledPlan, float]], winner: UnrolledPlan) -> TileMap:
-    """Return the map of ``space``; ``shortlist`` has candidates with their scores, best first."""
+def map_of(space: Space, shortlist: Sequence[Candidate], winner: Candidate) -> TileMap:
+    """Return the map of ``space``; ``shortlist`` is in order, best first."""
     symbols = dict(zip((constraint.name for constraint in CONSTRAINTS), string.ascii_lowercase, strict=False))
     found = {verdict.tile: symbols[verdict.constraint] for verdict in space.verdicts}
     found |= {survivor.tile: LEFT for survivor in space.survivors}
     rows, cols = sorted({tile.rows for tile in found}), sorted({tile.cols for tile in found})
-    scores = {(candidate.tile, candidate.schedule): score for candidate, score in shortlist}
     return TileMap(
         rows=tuple(rows),
         cols=tuple(cols),
@@ -93,13 +93,14 @@ def map_of(space: Space, shortlist: Sequence[tuple[UnrolledPlan, float]], winner
             for constraint in CONSTRAINTS
         ),
         cells=tuple("".join(found[TileSize(height, width)] for width in cols) for height in rows),
-        shortlist=tuple(_mapped(candidate, score) for candidate, score in shortlist),
-        winner=_mapped(winner, scores.get((winner.tile, winner.schedule))),
+        shortlist=tuple(map(_mapped, shortlist)),
+        winner=_mapped(winner),
     )
 
 
-def _mapped(candidate: UnrolledPlan, score: float | None) -> MappedCandidate:
-    return MappedCandidate(*candidate.tile, **asdict(candidate.schedule), score=score)
+def _mapped(candidate: Candidate) -> MappedCandidate:
+    plan: UnrolledPlan = candidate.plan
+    return MappedCandidate(*plan.tile, **asdict(plan.schedule), score=candidate.score)
 
 
 def parse(content: bytes, where: str) -> TileMap:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 from lospmm.artifact.tile_map import TileMap, map_of
 from lospmm.families.candidate import Candidate
@@ -88,5 +88,4 @@ def tile_map(known: Known) -> TileMap:
     assert known.choice is not None, "it was searched for"
     choice, fastest = known.choice, settled(known.unrolled_trials)
     winner = choice.winner if fastest is None else fastest.candidate
-    found = map_of(choice.space, [(one.plan, one.score) for one in choice.shortlist], winner.plan)
-    return replace(found, winner=replace(found.winner, score=winner.score))
+    return map_of(choice.space, choice.shortlist, winner)

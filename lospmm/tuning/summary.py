@@ -134,20 +134,16 @@ def _shape(sizes: tuple[int, ...]) -> str:
 def _tile(build: Build) -> Tile:
     assert build.words is not None and build.candidate is not None, "it is unrolled"
     built: UnrolledPlan = build.candidate.plan
-    tiling, schedule = built.tiling, built.schedule
+    tiling = built.tiling
     return Tile(
         rows=built.tile.rows,
         cols=built.tile.cols,
-        prefetch=schedule.prefetch,
-        column_group=schedule.column_group,
         count=tiling.count,
         zero_blocks=tiling.block_rows - tiling.count,
         nnc_sum=int(tiling.nnc.sum()),
         nnc_max=int(tiling.nnc.max(initial=0)),
-        split_k=schedule.split_k,
         thread_columns=build.words.columns,
-        thread_words=schedule.thread_words,
-        walks=schedule.walks,
+        **asdict(built.schedule),
     )
 
 

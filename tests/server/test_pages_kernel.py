@@ -163,7 +163,7 @@ def test_what_a_manifest_says_is_text(client: TestClient, view: FakeView, kernel
 def test_a_drawing_covers_exactly_what_was_removed(m: int, n: int) -> None:
     choice = searched(m, n).choice
     assert choice is not None
-    found = tile_map.map_of(choice.space, [], choice.winner.plan)
+    found = tile_map.map_of(choice.space, [], choice.winner)
     drawing = draw(found)
     x, y, width, height = drawing.frame
     cell = width * height / found.size
