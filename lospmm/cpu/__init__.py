@@ -11,6 +11,7 @@ raises VerificationFailed.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
 import numpy as np
@@ -18,10 +19,9 @@ from numpy.typing import NDArray
 
 from lospmm.codegen.emission import Emission
 from lospmm.cpu import cpu, ptx_machine, sass_machine
-from lospmm.cpu.geometry import Geometry, Run
+from lospmm.cpu.geometry import Run
 from lospmm.errors import Unsupported
 from lospmm.problem.dtype import Dtype
-from lospmm.stages import Count, silent
 
 #: How each language is run.
 RUNTIMES: Mapping[str, Callable[[Emission, Run], NDArray[np.float32]]] = MappingProxyType(
@@ -29,29 +29,22 @@ RUNTIMES: Mapping[str, Callable[[Emission, Run], NDArray[np.float32]]] = Mapping
 )
 
 
-def execute(
-    emission: Emission,
-    geometry: Geometry,
-    columns: NDArray[np.int64],
-    b: NDArray[np.float32],
-    residual: NDArray[np.float32] | None = None,
-    progress: Count = silent,
-) -> NDArray[np.float32]:
+def execute(emission: Emission, asked: Run) -> NDArray[np.float32]:
     """Return C of an emission, run on the CPU. Raises Unsupported for a language without a runtime.
 
-    ``columns`` are those of the geometry's words; B, C and the residual have as many elements of each as a word
+    The columns are those of the geometry's words; B, C and the residual have as many elements of each as a word
     holds.
     """
     if emission.language not in RUNTIMES:
         raise Unsupported(f"running {emission.language!r} on a CPU: choose one of {', '.join(RUNTIMES)}")
-    per_word = geometry.words.columns
-    assert b.shape == (geometry.k, per_word * len(columns)), f"B of shape {b.shape} for {len(columns)} columns"
-    assert (residual is not None) == geometry.takes_residual, "a residual where the kernel takes one"
+    geometry, per_word, count = asked.geometry, asked.geometry.words.columns, len(asked.columns)
+    assert asked.b.shape == (geometry.k, per_word * count), f"B of shape {asked.b.shape} for {count} columns"
+    assert (asked.residual is not None) == geometry.takes_residual, "a residual where the kernel takes one"
     execute_here = RUNTIMES[emission.language]
     if per_word == 1:
-        return execute_here(emission, Run(geometry, columns, b, residual, progress))
-    third = None if residual is None else _paired(residual, geometry.dtype)
-    c = execute_here(emission, Run(geometry, columns, _paired(b, geometry.dtype), third, progress))
+        return execute_here(emission, asked)
+    third = None if asked.residual is None else _paired(asked.residual, geometry.dtype)
+    c = execute_here(emission, replace(asked, b=_paired(asked.b, geometry.dtype), residual=third))
     return geometry.dtype.from_storage(c.view(geometry.dtype.to_storage(c[:0]).dtype))
 
 

@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lospmm.codegen.sass.machine import PEER_BYTES
-from lospmm.cpu.fault import SassFault
-from lospmm.cpu.geometry import Geometry, stray_access
+from lospmm.cpu.geometry import Geometry, SassFault, stray_access
 from lospmm.problem.dtype import FLOAT_BYTES
 from lospmm.space.candidates import BARRIER_BYTES
 from lospmm.space.walks import KEPT_BYTES

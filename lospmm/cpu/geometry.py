@@ -17,7 +17,7 @@ from lospmm.errors import VerificationFailed
 from lospmm.problem.convolution import Convolution, column_elements, output_elements, rows_at
 from lospmm.problem.dtype import FLOAT32, Dtype
 from lospmm.problem.lanes import SINGLE, Lanes
-from lospmm.stages import Count
+from lospmm.stages import Count, silent
 
 #: Beyond what any processor maps, and further apart than any B is long.
 B_ADDRESS = 1 << 60
@@ -108,8 +108,8 @@ class Run:
     geometry: Geometry
     columns: NDArray[np.int64]  # distinct
     b: NDArray[np.float32]  # (k, columns)
-    residual: NDArray[np.float32] | None  # (m, columns)
-    progress: Count  # called with the parts of the kernel that have run: tiles, or hundredths
+    residual: NDArray[np.float32] | None = None  # (m, columns)
+    progress: Count = silent  # called with the parts of the kernel that have run: tiles, or hundredths
 
 
 def geometry_of(program: KernelProgram, *, cols: int) -> Geometry:
@@ -129,6 +129,10 @@ def geometry_of(program: KernelProgram, *, cols: int) -> Geometry:
         walks=program.walks,
         kept_bytes=program.kept_bytes,
     )
+
+
+class SassFault(Exception):
+    """The reason why an instruction of machine code cannot be executed."""
 
 
 def refusal(emission: Emission, line: int, reason: str) -> VerificationFailed:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lospmm.codegen.sass.form import PT, RZ, Instruction, Opcode
-from lospmm.cpu.fault import SassFault
+from lospmm.cpu.geometry import SassFault
 from lospmm.cpu.rounding import Words, bfloat_multiply_add, bits_of, fused_multiply_add, half_multiply_add, values_of
 from lospmm.cpu.warp import NOWHERE, WORD_BITS, WORD_MASK, Warp
 from lospmm.problem.dtype import DTYPES

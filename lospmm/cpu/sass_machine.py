@@ -20,33 +20,24 @@ from lospmm.codegen.sass.form import PT, Instruction, Opcode
 from lospmm.codegen.sass.generations import generation_of
 from lospmm.codegen.sass.listing import BYTES_PER_INSTRUCTION, text
 from lospmm.codegen.sass.machine import MachineCode
-from lospmm.cpu.fault import SassFault
-from lospmm.cpu.geometry import Geometry, Run
+from lospmm.cpu.geometry import Geometry, Run, SassFault
 from lospmm.cpu.hazards import Hazard, Hazards, instructions
 from lospmm.cpu.sass_arithmetic import ARITHMETIC, multiply_add_where
 from lospmm.cpu.sass_memory import MEMORY, load_where
 from lospmm.cpu.warp import Warp, warps_at_entry
 from lospmm.errors import ToolchainFault, VerificationFailed
-from lospmm.stages import Count, silent
 
 #: A tile that issues more instructions than this many times its length counts as endless.
 LOOP_LIMIT = 16
 
 
-def execute(
-    code: MachineCode,
-    geometry: Geometry,
-    columns: NDArray[np.int64],
-    b: NDArray[np.float32],
-    residual: NDArray[np.float32] | None = None,
-    progress: Count = silent,
-) -> NDArray[np.float32]:
+def execute(code: MachineCode, asked: Run) -> NDArray[np.float32]:
     """Return C (m, columns) of machine code, as a row of ``RUNTIMES`` does for an emission.
 
     Raises VerificationFailed for a hazard, an address that is not the thread's own, an element of another block that
     may not be there, code that cannot be encoded, and code that does not end.
     """
-    generation = generation_of(code.arch)
+    generation, geometry, residual = generation_of(code.arch), asked.geometry, asked.residual
     try:
         encode(code.form, generation)
     except ToolchainFault as fault:
@@ -55,16 +46,16 @@ def execute(
     parts, size = code.split_k, BYTES_PER_INSTRUCTION * len(code.form)
     if len(code.dispatch) % parts:
         raise VerificationFailed(f"machine code: {len(code.dispatch)} block rows are not tiles of {parts} parts each")
-    c = np.full((geometry.m, len(columns)), np.nan, dtype=np.float32)
-    own_columns, own = _threads_of(geometry, columns)
-    own_b, own_c = b[:, own], c[:, own]
+    c = np.full((geometry.m, len(asked.columns)), np.nan, dtype=np.float32)
+    own_columns, own = _threads_of(geometry, asked.columns)
+    own_b, own_c = asked.b[:, own], c[:, own]
     third = None if residual is None else residual[:, own]
     # A sum beyond float32 is infinite, on a GPU as here; it is not worth a warning.
     with np.errstate(over="ignore", invalid="ignore"):
         every = zip(*(code.dispatch[part::parts] for part in range(parts)), strict=True)
         tiles = tuple(dict.fromkeys(every))  # equal tiles store the same
         for done, tile in enumerate(tiles):
-            progress(done, len(tiles))
+            asked.progress(done, len(tiles))
             warps = warps_at_entry(parts, code.entry, geometry, own_columns, own_b, own_c, size, third)
             running = [_run_part(code, part, warp, generation) for part, warp in zip(tile, warps, strict=True)]
             while running:  # each runs until it has to wait
@@ -93,7 +84,7 @@ def _threads_of(geometry: Geometry, columns: NDArray[np.int64]) -> tuple[NDArray
 def execute_emission(emission: Emission, asked: Run) -> NDArray[np.float32]:
     """Run an emission of machine code, as a row of ``RUNTIMES``. Raises as ``execute``."""
     assert emission.machine is not None, "an emission in this language holds machine code"
-    return execute(emission.machine, asked.geometry, asked.columns, asked.b, asked.residual, asked.progress)
+    return execute(emission.machine, asked)
 
 
 def _check_global(code: MachineCode, size: int, generation: Generation) -> None:

@@ -8,8 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lospmm.codegen.sass.form import RZ, Instruction, Opcode
-from lospmm.cpu.fault import SassFault
-from lospmm.cpu.geometry import CODE_ADDRESS
+from lospmm.cpu.geometry import CODE_ADDRESS, SassFault
 from lospmm.cpu.rounding import bits_of, values_of
 from lospmm.cpu.sass_arithmetic import target_of
 from lospmm.cpu.warp import WORD_MASK, Warp

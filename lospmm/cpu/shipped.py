@@ -7,7 +7,7 @@ from lospmm.artifact.artifact import Artifact
 from lospmm.codegen.emission import Emission
 from lospmm.cpu import execute
 from lospmm.cpu.block import execute_packed
-from lospmm.cpu.geometry import Geometry
+from lospmm.cpu.geometry import Geometry, Run
 from lospmm.errors import BadRequest
 from lospmm.families.packed import PackedKernel
 from lospmm.problem.convolution import unfold
@@ -40,7 +40,7 @@ def run(kernel: Artifact, b: NDArray[np.floating], residual: NDArray[np.floating
         own_b = elements[:, columns] if convolution is None else unfold(convolution, elements, columns)
         place = geometry.places_of_c(columns)
         own_third = None if third is None else third.reshape(-1)[place]
-        c.reshape(-1)[place] = execute(emission, geometry, words, own_b, own_third)
+        c.reshape(-1)[place] = execute(emission, Run(geometry, words, own_b, own_third))
     return c
 
 

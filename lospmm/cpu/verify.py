@@ -13,7 +13,7 @@ from lospmm.codegen.emission import Emission
 from lospmm.codegen.ir import KernelProgram
 from lospmm.cpu import execute
 from lospmm.cpu.block import execute_packed
-from lospmm.cpu.geometry import geometry_of
+from lospmm.cpu.geometry import Run, geometry_of
 from lospmm.cpu.reference import compare
 from lospmm.errors import Unsupported
 from lospmm.families.packed import PackedKernel
@@ -53,7 +53,7 @@ def verify_on_cpu(
     idle = np.arange(max(last_thread, geometry.n), last_thread + 1) if geometry.walks == 1 else words[:0]
     every, more = np.concatenate((words, idle)), len(geometry.columns_of(idle))
     third = None if residual is None else _with_nan(residual, more)
-    c = execute(emission, geometry, every, _with_nan(given, more), third, progress)
+    c = execute(emission, Run(geometry, every, _with_nan(given, more), third, progress))
     error = compare(problem, columns, held_to, c[:, : len(columns)], residual)
     return Verified("cpu", error, len(columns))
 

@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 from lospmm.codegen.sass.form import PT, RZ
 from lospmm.codegen.sass.machine import TOUCHED_BYTES, EntryRegisters
 from lospmm.cpu.cluster import Block, KeptAccumulators, cluster_of
-from lospmm.cpu.fault import SassFault
-from lospmm.cpu.geometry import B_ADDRESS, C_ADDRESS, RESIDUAL_ADDRESS, Geometry, stray_access
+from lospmm.cpu.geometry import B_ADDRESS, C_ADDRESS, RESIDUAL_ADDRESS, Geometry, SassFault, stray_access
 from lospmm.problem.convolution import outside
 
 #: The row that writes to R255 go to: it is never read.

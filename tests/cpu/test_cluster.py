@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from lospmm.codegen.sass.form import Opcode
 from lospmm.codegen.sass.machine import ENTRY, PEER_BYTES, EntryRegisters, MachineCode
 from lospmm.cpu.cluster import SHARED_BYTES
-from lospmm.cpu.geometry import Geometry
+from lospmm.cpu.geometry import Geometry, Run
 from lospmm.cpu.sass_machine import execute
 from lospmm.errors import VerificationFailed
 from lospmm.space.candidates import BARRIER_BYTES
@@ -78,7 +78,7 @@ def code(*parts: Rows) -> MachineCode:
 
 
 def run(*parts: Rows) -> NDArray[np.float32]:
-    return execute(code(*parts), GEOMETRY, COLUMNS, B)
+    return execute(code(*parts), Run(GEOMETRY, COLUMNS, B))
 
 
 #: By instruction: the fields that change, or with ``op`` another instruction in its place.
@@ -222,12 +222,12 @@ def test_tiles_do_not_share_mailboxes() -> None:
     once = code(part(0), part(1), part(0), part(1))
     for dispatch in ((0, 1, 0, 1), (0, 1, 2, 3), (2, 1, 0, 3)):
         np.testing.assert_array_equal(
-            execute(replace(once, dispatch=dispatch), GEOMETRY, COLUMNS, B), expected(), strict=True
+            execute(replace(once, dispatch=dispatch), Run(GEOMETRY, COLUMNS, B)), expected(), strict=True
         )
     with pytest.raises(VerificationFailed, match="3 block rows are not tiles of 2 parts each"):
-        execute(replace(once, dispatch=(0, 1, 2)), GEOMETRY, COLUMNS, B)
+        execute(replace(once, dispatch=(0, 1, 2)), Run(GEOMETRY, COLUMNS, B))
     with pytest.raises(VerificationFailed, match="a block row runs tile 4 of 4"):
-        execute(replace(once, dispatch=(0, 4)), GEOMETRY, COLUMNS, B)
+        execute(replace(once, dispatch=(0, 4)), Run(GEOMETRY, COLUMNS, B))
 
 
 def test_each_part_has_registers_of_its_own() -> None:
@@ -243,4 +243,4 @@ def test_a_tile_that_no_blocks_share_has_no_shared_memory(op: Opcode) -> None:
     alone = code_of([row(op, **fields), row(Opcode.EXIT, stall=5)], registers=18)
     assert alone.entry == ENTRY and alone.split_k == 1
     with pytest.raises(VerificationFailed, match=f"{op.name}: a tile is given no shared memory"):
-        execute(alone, GEOMETRY, COLUMNS, B)
+        execute(alone, Run(GEOMETRY, COLUMNS, B))

@@ -11,7 +11,7 @@ from lospmm.codegen.ops import Op
 from lospmm.codegen.sass.early import DISTANCE, stored_early
 from lospmm.codegen.sass.form import Opcode
 from lospmm.cpu import execute
-from lospmm.cpu.geometry import geometry_of
+from lospmm.cpu.geometry import Run, geometry_of
 from lospmm.problem.device import DEVICES
 from lospmm.problem.dtype import DTYPES
 from lospmm.problem.epilogue import PLAIN, Epilogue, epilogue_of
@@ -52,7 +52,7 @@ def test_machine_code(
     program = lower(problem, candidate_of(problem, rows, 32, prefetch=prefetch))
     columns = np.array([0, 1, n - 1])
     b = np.random.default_rng(rows).uniform(-1, 1, (60, 3)).astype(np.float32)
-    found = execute(emit(program, "sass", "sm_90"), geometry_of(program, cols=32), columns, b)
+    found = execute(emit(program, "sass", "sm_90"), Run(geometry_of(program, cols=32), columns, b))
     np.testing.assert_array_equal(found.view(np.uint32), interpret(program, b).view(np.uint32))
     plain = lower(problem, candidate_of(problem, rows, 32, prefetch=prefetch))
     np.testing.assert_allclose(found, interpret(plain, b), rtol=0, atol=1e-4)
@@ -69,7 +69,7 @@ def test_elements_of_16_bits(sums: str, words: int) -> None:
     for axes in ({"thread_words": words}, {"split_k": 2}):
         program = lower(problem, candidate_of(problem, 12, 32, **axes))
         code, geometry = emit(program, "sass", "sm_90"), geometry_of(program, cols=32)
-        found.append(execute(code, geometry, np.arange(64 // geometry.words.columns), b))
+        found.append(execute(code, Run(geometry, np.arange(64 // geometry.words.columns), b)))
     np.testing.assert_allclose(found[0], found[1], rtol=0, atol=0.05 if sums == "float16" else 0.01)
 
 
@@ -91,7 +91,7 @@ def test_rows_are_stored_when_they_are_finished() -> None:
     stores, fmas = (np.flatnonzero(first == op) for op in (Opcode.STG, Opcode.FFMA_IMM))
     assert len(stores) == 48 and (stores < fmas.max()).sum() > 12
     b = np.random.default_rng(0).uniform(-1, 1, (400, 2)).astype(np.float32)
-    found = execute(emission, geometry_of(program, cols=64), np.array([0, 499]), b)
+    found = execute(emission, Run(geometry_of(program, cols=64), np.array([0, 499]), b))
     np.testing.assert_array_equal(found.view(np.uint32), interpret(program, b).view(np.uint32))
 
 

@@ -12,7 +12,7 @@ from lospmm.codegen import emit
 from lospmm.codegen.ir import KernelProgram
 from lospmm.codegen.lower import lower
 from lospmm.cpu import execute
-from lospmm.cpu.geometry import geometry_of
+from lospmm.cpu.geometry import Run, geometry_of
 from lospmm.cpu.verify import choose_columns, verify_on_cpu
 from lospmm.errors import Unsupported
 from lospmm.problem.accuracy import SUM_ROUNDING
@@ -32,7 +32,7 @@ def assert_bits_equal(problem: Problem, program: KernelProgram, language: str) -
     geometry = geometry_of(program, cols=48)
     columns = choose_columns(geometry.n, geometry.cols)
     b = draw_b(problem.matrix, len(columns), seed=1)
-    c = execute(emit(program, language, ARCH), geometry, columns, b)
+    c = execute(emit(program, language, ARCH), Run(geometry, columns, b))
     np.testing.assert_array_equal(c, interpret(program, b))
 
 

@@ -15,7 +15,7 @@ from lospmm.codegen.sass.emit import emit
 from lospmm.codegen.sass.form import Opcode
 from lospmm.codegen.sass.half import PRODUCTS, packed
 from lospmm.codegen.sass.machine import MachineCode
-from lospmm.cpu.geometry import geometry_of
+from lospmm.cpu.geometry import Run, geometry_of
 from lospmm.cpu.rounding import bfloat_multiply_add, half_multiply_add
 from lospmm.cpu.sass_machine import execute
 from lospmm.errors import Unsupported, VerificationFailed
@@ -54,7 +54,7 @@ def test_a_kernel_rounds_after_every_multiply_add(number: str, schedule: Schedul
     rng = np.random.default_rng(1)
     b = pairs(rng.uniform(-1, 1, (24, 64)).astype(np.float32), number)
     program, code = kernel_of(matrix, 64, schedule, number)
-    c = execute(code, geometry_of(program, cols=32), np.arange(32), b).view(np.uint32)
+    c = execute(code, Run(geometry_of(program, cols=32), np.arange(32), b)).view(np.uint32)
     weights = DTYPES[number].to_storage(matrix.data).view(np.uint16).astype(np.uint32)
     if schedule.split_k > 1:  # sums of parts: another order
         dense = np.zeros((13, 24))
@@ -125,7 +125,7 @@ def test_a_sum_read_as_soon_as_one_of_float32_is_refused(number: str) -> None:
     form["stall"][fmas] = 1
     b = pairs(np.ones((24, 64), np.float32), number)
     with pytest.raises(VerificationFailed, match="after HFMA2"):
-        execute(replace(code, form=form), geometry_of(program, cols=32), np.arange(32), b)
+        execute(replace(code, form=form), Run(geometry_of(program, cols=32), np.arange(32), b))
 
 
 def test_only_products_have_16_bits() -> None:

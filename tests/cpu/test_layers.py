@@ -15,7 +15,7 @@ from lospmm.codegen.lower import lower
 from lospmm.codegen.sass.form import PT, Opcode, blank
 from lospmm.codegen.sass.machine import EntryRegisters
 from lospmm.cpu import execute
-from lospmm.cpu.geometry import geometry_of
+from lospmm.cpu.geometry import Run, geometry_of
 from lospmm.cpu.verify import verify_on_cpu
 from lospmm.errors import VerificationFailed
 from lospmm.problem.convolution import Convolution, unfold
@@ -35,7 +35,7 @@ def run(layer: Layer, language: str) -> NDArray[np.float32]:
     """C of the emitted kernel; what stands for the padding is NaN."""
     program = layer.program
     geometry = geometry_of(program, cols=0)
-    return execute(emit(program, language, ARCH), geometry, layer.columns, layer.hidden_b, layer.residual)
+    return execute(emit(program, language, ARCH), Run(geometry, layer.columns, layer.hidden_b, layer.residual))
 
 
 def check(layer: Layer, found: NDArray[np.float32]) -> None:
@@ -72,7 +72,9 @@ def test_cuda_computes_what_the_oracle_does(layer: Layer) -> None:
 @given(layers(is_convolution=False))
 def test_an_epilogue_takes_threads_at_run_time(layer: Layer) -> None:
     program = replace(layer.program, cols=None)
-    found = execute(emit(program, "ptx", ARCH), geometry_of(program, cols=32), layer.columns, layer.b, layer.residual)
+    found = execute(
+        emit(program, "ptx", ARCH), Run(geometry_of(program, cols=32), layer.columns, layer.b, layer.residual)
+    )
     np.testing.assert_array_equal(found, interpret(program, layer.b, layer.residual))
 
 
@@ -191,7 +193,7 @@ def test_relu_keeps_nan(language: str) -> None:
         b = np.full((problem.matrix.k, problem.n), np.nan, np.float32)
         residual = np.zeros((problem.matrix.m, problem.n), np.float32)
         geometry = geometry_of(program, cols=0)
-        c = execute(emit(program, language, arch), geometry, columns, b, residual)
+        c = execute(emit(program, language, arch), Run(geometry, columns, b, residual))
         inside = unfold(WINDOW, np.ones(WINDOW.input_elements, np.float32), columns)
         used = (problem.matrix.to_scipy() != 0).astype(np.float64) @ inside > 0
         assert (np.isnan(c) == used).all()

@@ -11,7 +11,7 @@ from lospmm.codegen.ir import KernelProgram
 from lospmm.codegen.lower import lower
 from lospmm.codegen.ops import Op
 from lospmm.cpu import execute
-from lospmm.cpu.geometry import geometry_of
+from lospmm.cpu.geometry import Run, geometry_of
 from lospmm.matrix.csr import SparseMatrix, from_dense
 from lospmm.problem import long_rows as sums
 from lospmm.problem.device import DEVICES
@@ -158,7 +158,7 @@ def test_every_emitter_adds_up_alike(language: str) -> None:
     for axes in ({}, *([{"split_k": 4}] if language == "sass" else [])):
         _, program = lowered(matrix, 12, n=40, **axes)
         assert sum(tile.count(Op.FOLD) for tile in program.tiles) > 3
-        c = execute(emit(program, language, "sm_90"), geometry_of(program, cols=32), np.arange(40), b)
+        c = execute(emit(program, language, "sm_90"), Run(geometry_of(program, cols=32), np.arange(40), b))
         np.testing.assert_array_equal(c, interpret(program, b))
 
 
@@ -169,7 +169,7 @@ def test_machine_code_of_short_chains(layer: Layer) -> None:
     """With padding, bias, residual and ReLU, held against the hazards of the hardware."""
     geometry = geometry_of(layer.program, cols=0)
     code = emit(layer.program, "sass", "sm_90")
-    c = execute(code, geometry, layer.columns, layer.hidden_b, layer.residual)
+    c = execute(code, Run(geometry, layer.columns, layer.hidden_b, layer.residual))
     np.testing.assert_array_equal(c, interpret(layer.program, layer.b, layer.residual))
     np.testing.assert_allclose(c, layer.expected, rtol=1e-4, atol=1e-5)
 
@@ -179,7 +179,7 @@ def test_machine_code_of_short_chains(layer: Layer) -> None:
 @pytest.mark.usefixtures("_short_chains")
 def test_ptx_of_short_chains(layer: Layer) -> None:
     geometry = geometry_of(layer.program, cols=0)
-    c = execute(emit(layer.program, "ptx", "sm_90"), geometry, layer.columns, layer.hidden_b, layer.residual)
+    c = execute(emit(layer.program, "ptx", "sm_90"), Run(geometry, layer.columns, layer.hidden_b, layer.residual))
     np.testing.assert_array_equal(c, interpret(layer.program, layer.b, layer.residual))
 
 

@@ -15,7 +15,7 @@ from lospmm.codegen.ir import KernelProgram
 from lospmm.codegen.lower import lower
 from lospmm.codegen.sass.form import NO_BARRIER, Opcode
 from lospmm.cpu import execute
-from lospmm.cpu.geometry import geometry_of
+from lospmm.cpu.geometry import Run, geometry_of
 from lospmm.cpu.rounding import bits_of, values_of
 from lospmm.cpu.verify import verify_on_cpu
 from lospmm.errors import Unsupported, VerificationFailed
@@ -51,7 +51,7 @@ def oracle(layer: Layer) -> NDArray[np.float32]:
 
 def check(layer: Layer) -> None:
     geometry = geometry_of(layer.program, cols=0)
-    found = execute(emit(layer.program, "sass", ARCH), geometry, layer.columns, layer.hidden_b, layer.residual)
+    found = execute(emit(layer.program, "sass", ARCH), Run(geometry, layer.columns, layer.hidden_b, layer.residual))
     np.testing.assert_array_equal(found.view(np.uint32), oracle(layer).view(np.uint32))
 
 
@@ -76,7 +76,7 @@ def test_two_columns_to_a_thread_are_those_of_two_threads(layer: Layer, number: 
     program = replace(layer.program, n=layer.problem.n // 2, words=DOUBLE)
     geometry = geometry_of(program, cols=0)
     emission, words = emit(program, "sass", ARCH), np.arange(layer.problem.n // 2)
-    found = execute(emission, geometry, words, layer.b, layer.residual)
+    found = execute(emission, Run(geometry, words, layer.b, layer.residual))
     np.testing.assert_array_equal(found.view(np.uint32), oracle(layer).view(np.uint32))
 
 
@@ -144,7 +144,7 @@ def test_numbers_at_their_ends(number: str) -> None:
     b = np.random.default_rng(4).choice(ends, layer.b.shape)
     geometry = geometry_of(program, cols=0)
     with np.errstate(invalid="ignore", over="ignore"):
-        found = execute(emit(program, "sass", ARCH), geometry, layer.columns, b)
+        found = execute(emit(program, "sass", ARCH), Run(geometry, layer.columns, b))
         np.testing.assert_array_equal(found, oracle(replace(layer, b=b)))
     assert np.isinf(found).any() and np.isnan(found).any()
 

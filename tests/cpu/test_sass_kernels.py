@@ -15,7 +15,7 @@ from lospmm.codegen.sass.form import NO_BARRIER, Opcode
 from lospmm.codegen.sass.generations import GENERATIONS
 from lospmm.codegen.sass.machine import ENTRY, MachineCode, padding
 from lospmm.codegen.sass.scheduler import schedule_tile
-from lospmm.cpu.geometry import geometry_of
+from lospmm.cpu.geometry import Run, geometry_of
 from lospmm.cpu.reference import compare
 from lospmm.cpu.sass_machine import execute
 from lospmm.cpu.verify import choose_columns
@@ -51,7 +51,7 @@ def check(problem: Problem, program: KernelProgram, code: MachineCode) -> None:
     b = draw_b(problem.matrix, len(columns), seed=1)
     idle = ceil_div(problem.n, COLS) * COLS
     idle_b = np.full((len(b), 1), np.nan, np.float32)
-    c = execute(code, geometry_of(program, cols=COLS), np.append(columns, idle), np.hstack((b, idle_b)))
+    c = execute(code, Run(geometry_of(program, cols=COLS), np.append(columns, idle), np.hstack((b, idle_b))))
     compare(problem, columns, b, c[:, :-1])
     np.testing.assert_array_equal(c[:, :-1].view(np.uint32), interpret(program, b).view(np.uint32))
     assert np.isnan(c[:, -1]).all()
@@ -112,7 +112,7 @@ def test_each_damaged_control_field_is_refused_or_makes_no_difference() -> None:
         damaged = replace(code, form=code.form.copy())
         damaged.form[name][number] = value
         try:
-            execute(damaged, geometry_of(program, cols=COLS), np.arange(3), b)
+            execute(damaged, Run(geometry_of(program, cols=COLS), np.arange(3), b))
         except VerificationFailed as error:
             assert "machine code: tile 0, instruction" in str(error)
             refused[name].append((number, value))

@@ -10,7 +10,7 @@ from hypothesis import assume, given
 from numpy.typing import NDArray
 
 from lospmm.codegen.sass.form import PT, RZ, Opcode
-from lospmm.cpu.geometry import Geometry
+from lospmm.cpu.geometry import Geometry, Run
 from lospmm.cpu.rounding import fused_multiply_add
 from lospmm.cpu.sass_machine import execute
 from lospmm.errors import VerificationFailed
@@ -58,7 +58,7 @@ def changed(number: int, **fields: int) -> list[NDArray[np.void]]:
 
 
 def run(rows: list[NDArray[np.void]], registers: int = 18, **sizes: int) -> NDArray[np.float32]:
-    return execute(code_of(rows, registers=registers), replace(GEOMETRY, **sizes), COLUMNS, B)
+    return execute(code_of(rows, registers=registers), Run(replace(GEOMETRY, **sizes), COLUMNS, B))
 
 
 def expected() -> NDArray[np.float32]:
@@ -241,10 +241,10 @@ def test_a_tile_does_not_run_into_the_next() -> None:
     with pytest.raises(
         VerificationFailed, match=r"tile 0, instruction 15 .* goes on outside the tile, at instruction 16"
     ):
-        execute(code, GEOMETRY, COLUMNS, B)
-    np.testing.assert_array_equal(execute(replace(code, dispatch=(1, 1)), GEOMETRY, COLUMNS, B), expected())
+        execute(code, Run(GEOMETRY, COLUMNS, B))
+    np.testing.assert_array_equal(execute(replace(code, dispatch=(1, 1)), Run(GEOMETRY, COLUMNS, B)), expected())
     with pytest.raises(VerificationFailed, match="a block row runs tile 2 of 2"):
-        execute(replace(code, dispatch=(1, 2)), GEOMETRY, COLUMNS, B)
+        execute(replace(code, dispatch=(1, 2)), Run(GEOMETRY, COLUMNS, B))
 
 
 def test_a_number_of_registers_too_small_is_refused() -> None:

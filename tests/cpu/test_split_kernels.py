@@ -14,7 +14,7 @@ from lospmm.codegen.lower import lower
 from lospmm.codegen.sass.emit import emit
 from lospmm.codegen.sass.form import NO_BARRIER, Opcode
 from lospmm.codegen.sass.machine import MachineCode
-from lospmm.cpu.geometry import geometry_of
+from lospmm.cpu.geometry import Run, geometry_of
 from lospmm.cpu.reference import compare
 from lospmm.cpu.sass_machine import execute
 from lospmm.cpu.verify import choose_columns
@@ -43,7 +43,7 @@ def check(problem: Problem, program: KernelProgram) -> None:
     assert program.cols is not None
     columns = choose_columns(program.n, program.cols, 12)
     b = draw_b(problem.matrix, len(columns), seed=1)
-    c = execute(machine_code(program), geometry_of(program, cols=program.cols), columns, b)
+    c = execute(machine_code(program), Run(geometry_of(program, cols=program.cols), columns, b))
     compare(problem, columns, b, c)
     np.testing.assert_array_equal(c.view(np.uint32), interpret(program, b).view(np.uint32))
 
@@ -88,7 +88,7 @@ def small_kernel() -> tuple[Problem, KernelProgram, MachineCode]:
 
 def run(problem: Problem, program: KernelProgram, code: MachineCode) -> NDArray[np.float32]:
     b = draw_b(problem.matrix, 3, seed=1)
-    c = execute(code, geometry_of(program, cols=32), np.arange(3), b)
+    c = execute(code, Run(geometry_of(program, cols=32), np.arange(3), b))
     compare(problem, np.arange(3), b, c)
     return c
 

@@ -14,7 +14,7 @@ from lospmm.codegen.lower import lower
 from lospmm.codegen.sass.form import Opcode
 from lospmm.codegen.sass.pieces import cut
 from lospmm.cpu import execute
-from lospmm.cpu.geometry import geometry_of
+from lospmm.cpu.geometry import Run, geometry_of
 from lospmm.cpu.verify import choose_columns, verify_on_cpu
 from lospmm.errors import Unsupported, VerificationFailed
 from lospmm.problem import long_rows as sums
@@ -51,7 +51,7 @@ def computed(problem: Problem, program: KernelProgram, emission: Emission, colum
     """Those columns of C, of a B of which every column is drawn for itself."""
     geometry = geometry_of(program, cols=0)
     b = np.hstack([draw_b(problem.matrix, 1, int(column)) for column in columns])
-    return execute(emission, geometry, columns, b)
+    return execute(emission, Run(geometry, columns, b))
 
 
 @settings(deadline=None, max_examples=12)

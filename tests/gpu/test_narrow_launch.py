@@ -13,7 +13,7 @@ from lospmm.codegen import emit
 from lospmm.codegen.ir import grid, launch
 from lospmm.codegen.lower import lower
 from lospmm.cpu import execute
-from lospmm.cpu.geometry import geometry_of
+from lospmm.cpu.geometry import Run, geometry_of
 from lospmm.errors import BadRequest, Unsupported
 from lospmm.problem.device import DEVICES
 from lospmm.problem.launch import Launch
@@ -54,7 +54,7 @@ def test_the_text_finds_its_columns(n: int, group: int, share: float) -> None:
     columns = np.arange(max(1, round(share * n)))
     b = np.random.default_rng(0).uniform(-1, 1, (30, n)).astype(np.float32)
     geometry = replace(geometry_of(program, cols=32), grid=launch(program).narrowed(len(columns)).grid)
-    c = execute(emit(program, "ptx", "sm_90"), geometry, columns, b[:, columns])
+    c = execute(emit(program, "ptx", "sm_90"), Run(geometry, columns, b[:, columns]))
     np.testing.assert_allclose(c, matrix.to_scipy() @ b[:, columns], atol=1e-5)
 
 

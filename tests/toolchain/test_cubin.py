@@ -23,7 +23,7 @@ from lospmm.codegen.sass.form import Opcode
 from lospmm.codegen.sass.generations import GENERATIONS, generation_of
 from lospmm.codegen.sass.listing import text
 from lospmm.codegen.sass.machine import ENTRY, EntryRegisters, MachineCode
-from lospmm.cpu.geometry import geometry_of
+from lospmm.cpu.geometry import Run, geometry_of
 from lospmm.cpu.sass_machine import execute
 from lospmm.errors import ToolchainFault, Unsupported
 from lospmm.matrix.csr import from_dense
@@ -146,13 +146,13 @@ def test_what_runs_is_the_code_of_the_cubin(directory: Path) -> None:
     columns = np.arange(300)
     b = draw_b(matrix, 300, seed=2)
     geometry = geometry_of(program, cols=64)
-    c = execute(machine_code(cubin, program.name, "sm_90"), geometry, columns, b)
+    c = execute(machine_code(cubin, program.name, "sm_90"), Run(geometry, columns, b))
     np.testing.assert_array_equal(c.view(np.uint32), interpret(program, b).view(np.uint32))
     word = encode(meant.form, generation_of("sm_90"))[np.flatnonzero(meant.form["op"] == Opcode.FFMA_IMM)[0]]
     at = cubin.index(word.tobytes())
     other = bytearray(cubin)
     other[at + 7] ^= 0x80  # the sign of the weight
-    changed = execute(machine_code(bytes(other), program.name, "sm_90"), geometry, columns, b)
+    changed = execute(machine_code(bytes(other), program.name, "sm_90"), Run(geometry, columns, b))
     assert (changed != c).any()
 
 
@@ -222,7 +222,7 @@ def test_registers_are_renamed_where_the_prologue_has_others(entry: EntryRegiste
     assert found.entry == ENTRY
     weights = example_problem()
     b = draw_b(weights.matrix, 5, seed=3)
-    c = execute(found, geometry_of(program, cols=32), np.arange(5), b)
+    c = execute(found, Run(geometry_of(program, cols=32), np.arange(5), b))
     np.testing.assert_array_equal(c.view(np.uint32), interpret(program, b).view(np.uint32))
 
 
@@ -248,7 +248,7 @@ def test_a_prologue_by_hand_has_other_registers(directory: Path) -> None:
                 continue
             entries.add(found.entry)
             values = draw_b(example_problem().matrix, 5, seed=3)
-            c_found = execute(found, geometry_of(program, cols=32), np.arange(5), values)
+            c_found = execute(found, Run(geometry_of(program, cols=32), np.arange(5), values))
             np.testing.assert_array_equal(c_found.view(np.uint32), interpret(program, values).view(np.uint32))
     assert entries
 

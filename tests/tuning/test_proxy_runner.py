@@ -17,7 +17,7 @@ from lospmm.codegen import emit
 from lospmm.codegen.ir import KernelProgram, launch
 from lospmm.codegen.lower import lower
 from lospmm.cpu import execute
-from lospmm.cpu.geometry import geometry_of
+from lospmm.cpu.geometry import Run, geometry_of
 from lospmm.errors import Unsupported
 from lospmm.families.candidate import Candidate, unrolled
 from lospmm.gpu import bench as measure
@@ -84,7 +84,7 @@ def test_a_proxy_is_machine_code_too(rows: int, cols: int, split: int, prefetch:
     assert trial.launch.shared_bytes >= program.slots * cols * 4
     b = np.random.default_rng(0).uniform(-1, 1, (60, 100)).astype(np.float32)
     geometry = geometry_of(program, cols=cols)
-    c = execute(emit(program, "sass", "sm_90"), geometry, np.arange(100), b)
+    c = execute(emit(program, "sass", "sm_90"), Run(geometry, np.arange(100), b))
     assert np.array_equal(c, interpret(program, b), equal_nan=True)
 
 
@@ -101,7 +101,7 @@ def test_a_proxy_of_16_bits_has_the_words_and_the_launch_of_its_kernel(sums: str
     assert trial.launch.grid == launch(kernel).grid
     words = np.arange(kernel.n or 0)
     b = draw_b(matrix, 100, 0, problem.dtype)
-    c = execute(emit(trial.program, "sass", "sm_90"), geometry_of(trial.program, cols=32), words, b)
+    c = execute(emit(trial.program, "sass", "sm_90"), Run(geometry_of(trial.program, cols=32), words, b))
     assert c.shape == (14, 100) and np.isfinite(c).any()
 
 
