@@ -27,9 +27,6 @@ MAX_CELLS = 2**33
 #: Bytes that the tiles of all M1 in progress may take, beyond one M1 per worker.
 WORK_BYTES = 2**30
 
-#: The fewest rows, and rows equal to each other in the mean, from which equal rows are placed together.
-TALL_ROWS, ALIKE_ROWS = 16_384, 8
-
 #: Rows x columns from which several threads are used: below, they slow each other down.
 THREADED_CELLS = 2**22
 MOST_THREADS = 4
@@ -54,8 +51,7 @@ def regroup(matrix: SparseMatrix, size_limits: Sequence[int], *, workers: int = 
     millions of cells. Raises BadRequest for an M1 below 1 and for a matrix of more than MAX_CELLS.
     """
     rows = nonempty_rows(matrix)
-    is_alike = _is_alike(rows)
-    order = np.lexsort((rows.mask[:, 0], rows.nnz)) if is_alike else np.argsort(rows.nnz, kind="stable")
+    order = np.argsort(rows.nnz, kind="stable")
     rows = FilledRows(rows.index[order], rows.nnz[order], rows.mask[order])
     limits = sorted(set(size_limits))
     _require_positive(limits)
@@ -63,8 +59,6 @@ def regroup(matrix: SparseMatrix, size_limits: Sequence[int], *, workers: int = 
     placements: dict[int, NDArray[np.integer]] = {
         limit: np.arange(len(rows)) // limit for limit in limits if limit == 1 or limit >= len(rows)
     }
-    if is_alike:
-        placements |= {limit: _place_alike(rows, limit) for limit in limits if limit not in placements}
     shares = _shares(rows, [limit for limit in limits if limit not in placements], workers)
     with ThreadPoolExecutor(max_workers=workers) as pool:
         for share, placed in zip(shares, pool.map(lambda share: _place(rows, share), shares), strict=True):
@@ -175,55 +169,6 @@ def _place(rows: FilledRows, limits: Sequence[int]) -> NDArray[np.int32]:
         # nnz < TH_nnz as whole numbers: TH_nnz = total_nnz / count need not be one.
         state = np.where(size[chosen] == limit, 2, nnz[chosen] * count >= total_nnz)
         rank[chosen] = (state * nnc_span + nnc[chosen]) * id_span + chosen_id
-    return placement
-
-
-def _is_alike(rows: FilledRows) -> bool:
-    """Return whether the rows are many, and few of them different; of up to 64 columns."""
-    is_tall = len(rows) >= TALL_ROWS and rows.mask.shape[1] == 1
-    return is_tall and len(np.unique(rows.mask)) * ALIKE_ROWS <= len(rows)
-
-
-def _place_alike(rows: FilledRows, limit: int) -> NDArray[np.int32]:
-    """Return what ``_place`` does for one M1, (rows,), of rows whose equal ones are beside each other.
-
-    The tile that takes a row takes the next equal ones too, until it is full or reaches TH_nnz: its key stays what it
-    was, and it was the least. Of the empty tiles only the first can win.
-    """
-    count, total_nnz = ceil_div(len(rows), limit), int(rows.nnz.sum())
-    masks = rows.mask[:, 0]
-    starts = np.flatnonzero(np.append(True, masks[1:] != masks[:-1]))
-    placement = np.empty(len(rows), dtype=np.int32)
-    # Of the tiles that have rows and are not full; a full one is replaced by the last.
-    ids, nnz, nnc, size, is_late, overlap = (np.zeros(count, dtype=np.int64) for _ in range(6))
-    occupied = np.zeros(count, dtype=np.uint64)
-    used = empty = 0
-    for row, end in zip(starts.tolist(), [*starts[1:].tolist(), len(rows)], strict=True):
-        mask, row_nnz = masks[row], int(rows.nnz[row])
-        overlap[:used] = np.bitwise_count(occupied[:used] & mask)
-        while row < end:
-            key = (is_late[:used] * (WORD_BITS + 1) + nnc[:used] + row_nnz - overlap[:used]) * count + ids[:used]
-            chosen = int(key.argmin()) if used else -1
-            if empty < count and (chosen < 0 or row_nnz * count + empty < key[chosen]):
-                chosen, used = used, used + 1
-                for array in (nnz, nnc, size, is_late, overlap, occupied):
-                    array[chosen] = 0
-                ids[chosen], empty = empty, empty + 1
-            taken = min(end - row, limit - int(size[chosen]))
-            if not is_late[chosen]:  # nnz < TH_nnz as whole numbers: TH_nnz = total_nnz / count need not be one
-                taken = min(taken, max(1, ceil_div(total_nnz - int(nnz[chosen]) * count, row_nnz * count)))
-            placement[row : row + taken] = ids[chosen]
-            row += taken
-            nnc[chosen] += row_nnz - overlap[chosen]
-            overlap[chosen] = row_nnz
-            occupied[chosen] |= mask
-            nnz[chosen] += taken * row_nnz
-            size[chosen] += taken
-            is_late[chosen] = int(nnz[chosen]) * count >= total_nnz
-            if size[chosen] == limit:
-                used -= 1
-                for array in (ids, nnz, nnc, size, is_late, overlap, occupied):
-                    array[chosen] = array[used]
     return placement
 
 

@@ -22,7 +22,7 @@ from lospmm.tuning.refusal import unrolled_refusal
 from lospmm.version import __version__
 
 #: Part of every request's digest: increase it when the same request gives another artifact than before.
-ARTIFACT_FORMAT = 26
+ARTIFACT_FORMAT = 27
 
 
 @dataclass(frozen=True)

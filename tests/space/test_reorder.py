@@ -266,26 +266,3 @@ def test_impossible_paired_blocks_are_refused(arguments: tuple[float, float], op
 def test_impossible_sparsity_is_refused() -> None:
     with pytest.raises(BadRequest, match="must be from 0 to 1"):
         uniform(4, 4, 1.01, seed=0)
-
-
-@pytest.mark.parametrize(("m", "k", "density"), [(300, 3, 0.5), (900, 8, 0.4), (500, 5, 0.9), (64, 1, 0.5)])
-def test_equal_rows_are_placed_together_as_one_by_one(
-    m: int, k: int, density: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A tall matrix with few different rows: the same tiles, of rows in the same order."""
-    matrix = uniform(m, k, 1 - density, seed=m)
-    monkeypatch.setattr(reorder, "TALL_ROWS", 1)
-    monkeypatch.setattr(reorder, "ALIKE_ROWS", 1)
-    together = regroup(matrix, [2, 3, 5, 8, 17, 32])
-    monkeypatch.setattr(reorder, "_place_alike", lambda rows, limit: reorder._place(rows, [limit])[0])
-    one_by_one = regroup(matrix, [2, 3, 5, 8, 17, 32])
-    for limit, tiling in together.items():
-        assert as_lists(tiling) == as_lists(one_by_one[limit])
-        assert tiling.sizes.max() <= limit
-
-
-def test_what_has_few_different_rows() -> None:
-    rows = reorder.nonempty_rows(uniform(20_000, 8, 0.5, seed=0))
-    assert reorder._is_alike(rows)
-    assert not reorder._is_alike(reorder.nonempty_rows(uniform(20_000, 60, 0.5, seed=0)))
-    assert not reorder._is_alike(reorder.nonempty_rows(uniform(2_000, 8, 0.5, seed=0)))
