@@ -12,7 +12,7 @@ from lospmm.artifact.artifact import write_file
 from lospmm.cli.options import MIN_SPARSITY, MinSparsityOption, say
 from lospmm.errors import BadMatrix, BadRequest, DiskFault, LospmmError, extra_needed, system_errors
 from lospmm.matrix.limit import limit_hint
-from lospmm.matrix.readers import content_in
+from lospmm.matrix.readers import content_of_path
 from lospmm.model.layer_table import LayerTable
 from lospmm.model.onnx_table import table_of_onnx
 
@@ -53,9 +53,9 @@ def layers(
 
 
 def _of_onnx(model: str, example: list[str], min_sparsity: float) -> LayerTable:
+    content = content_of_path(Path(model))
     try:
-        with system_errors(BadRequest, f"{model}: cannot be read"), Path(model).open("rb") as file:
-            return table_of_onnx(content_in(file), example, min_sparsity=min_sparsity)
+        return table_of_onnx(content, example, min_sparsity=min_sparsity)
     except BadMatrix as error:
         raise BadMatrix(f"{model}: {error}") from None
 

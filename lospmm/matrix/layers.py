@@ -12,7 +12,6 @@ from pathlib import Path
 
 from lospmm.errors import BadMatrix, BadRequest, printable, system_errors
 from lospmm.matrix import readers
-from lospmm.matrix.mapped import Content
 from lospmm.matrix.readers import READERS, MatrixFile
 
 #: A layer's matrix, or what is wrong with it.
@@ -142,11 +141,11 @@ def _part(file: Path, seed: int) -> LayerSource:
 
 def _weights(file: Path) -> LayerSource:
     """Return the layers of a model's file. Raises BadMatrix."""
-    held = readers.tensors_of_model(_content(file), file.name)
+    held = readers.tensors_of_model(readers.content_of_path(file), file.name)
     return LayerSource(
         file.name,
         tuple(held.weights),
-        lambda wanted: readers.read_model(_content(file), file.name, wanted),
+        lambda wanted: readers.read_model(readers.content_of_path(file), file.name, wanted),
         held.others,
         any(held.weights.values()),
         held.axes,
@@ -158,13 +157,3 @@ def _matrix(file: Path, seed: int) -> Found:
         return readers.read(file, seed=seed)
     except BadMatrix as error:
         return error
-
-
-def _content(file: Path) -> Content:
-    with system_errors(BadMatrix, f"{file}: cannot be read"):
-        if not file.is_file():
-            raise BadMatrix(
-                f"{file}: {'is a device or pipe; name a file' if file.exists() else 'there is no such file'}"
-            )
-        with file.open("rb") as stream:
-            return readers.content_in(stream)

@@ -57,15 +57,7 @@ class MatrixFile:
 
 def read(path: Path, *, tensor: str | None = None, seed: int = 0) -> MatrixFile:
     """Return the matrix in a regular file; ``tensor`` and ``seed`` as in ``read_bytes``. Raises BadMatrix."""
-    with system_errors(BadMatrix, f"{_printable(str(path))}: cannot be read"):
-        if not path.exists():
-            raise BadMatrix(f"{_printable(str(path))}: there is no such file")
-        if not path.is_file():
-            raise BadMatrix(
-                f"{_printable(str(path))}: is a {'directory' if path.is_dir() else 'device or pipe'}; name a file"
-            )
-        with path.open("rb") as stream:
-            content = content_in(stream)
+    content = content_of_path(path)
     try:
         return read_bytes(content, path.name, tensor=tensor, seed=seed)
     except BadMatrix as error:  # names the file by its base name, as for an upload
@@ -73,7 +65,18 @@ def read(path: Path, *, tensor: str | None = None, seed: int = 0) -> MatrixFile:
         raise BadMatrix(f"{folder}{error}") from None
 
 
-def content_in(stream: IO[bytes]) -> Content:
+def content_of_path(path: Path) -> Content:
+    """Return the bytes of a regular file, as ``_content_in``. Raises BadMatrix."""
+    name = _printable(str(path))
+    with system_errors(BadMatrix, f"{name}: cannot be read"):
+        if not path.is_file():
+            kind = "is a directory" if path.is_dir() else "is a device or pipe"
+            raise BadMatrix(f"{name}: {f'{kind}; name a file' if path.exists() else 'there is no such file'}")
+        with path.open("rb") as stream:
+            return _content_in(stream)
+
+
+def _content_in(stream: IO[bytes]) -> Content:
     """Return the bytes of a local file, mapped if it is a model, which may have any size.
 
     Of other formats it returns at most one byte more than LOSPMM_MAX_UPLOAD_BYTES, so that the reader can refuse the
@@ -88,7 +91,7 @@ def content_in(stream: IO[bytes]) -> Content:
 def read_bias(path: Path) -> NDArray[np.floating]:
     """Return the bias in a ``.npy`` file: one number for each row. Raises BadRequest."""
     with system_errors(BadRequest, f"bias {path}: cannot be read"), path.open("rb") as file:
-        return bias_in(content_in(file), str(path))
+        return bias_in(_content_in(file), str(path))
 
 
 def bias_in(content: Content, name: str) -> NDArray[np.floating]:
