@@ -22,8 +22,7 @@ from lospmm.codegen.sass.listing import BYTES_PER_INSTRUCTION, text
 from lospmm.codegen.sass.machine import MachineCode
 from lospmm.cpu.geometry import Geometry, Run, SassFault
 from lospmm.cpu.hazards import Hazard, Hazards, instructions
-from lospmm.cpu.sass_arithmetic import ARITHMETIC, multiply_add_where
-from lospmm.cpu.sass_memory import MEMORY, load_where
+from lospmm.cpu.sass_operations import OPERATIONS, load, multiply_add_where
 from lospmm.cpu.warp import Warp, warps_at_entry
 from lospmm.errors import ToolchainFault, VerificationFailed
 
@@ -170,12 +169,9 @@ def _execute(warp: Warp, at: Instruction) -> int | None:
 #: Instructions that only take time, or lead elsewhere.
 _WITHOUT_RESULT = frozenset((Opcode.NOP, Opcode.BRA))
 
-#: What the others do.
-OPERATIONS: Mapping[int, Callable[[Warp, Instruction], None]] = MappingProxyType({**ARITHMETIC, **MEMORY})
-
 #: Instructions that some threads often skip, executed without copying the state of the others.
 _WHERE: Mapping[int, Callable[[Warp, Instruction, NDArray[np.bool_]], None]] = MappingProxyType(
-    {Opcode.FFMA_IMM: multiply_add_where, Opcode.LDG: load_where}
+    {Opcode.FFMA_IMM: multiply_add_where, Opcode.LDG: load}
 )
 
 #: Instructions that all threads of a block execute, or none.

@@ -79,13 +79,13 @@ class Warp:
         return cast(NDArray[np.uint64], (high << WORD_BITS | self.words[pair]) + np.uint64(offset % 2**64))
 
     def own_rows(
-        self, operand: Operand, address: NDArray[np.uint64], lanes: NDArray[np.int64] | None = None
+        self, operand: Operand, address: NDArray[np.uint64], lanes: NDArray[np.int64] | slice = slice(None)
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the row of an own column that each thread addresses, and that column's index.
 
         With ``lanes``, only for these threads. Raises SassFault for any other address.
         """
-        columns, places = (self.columns, self.lanes) if lanes is None else (self.columns[lanes], lanes)
+        columns, places = self.columns[lanes], self.lanes[lanes]
         offset = address - np.uint64(operand.address)
         rows_of = self.geometry.rows_of_b if operand is self.b else self.geometry.rows_of_c
         rows = rows_of(columns, offset)
