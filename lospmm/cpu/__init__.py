@@ -18,14 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lospmm.codegen.emission import Emission
-from lospmm.cpu import cpu, ptx_machine, sass_machine
+from lospmm.cpu import cuda, ptx_machine, sass_machine
 from lospmm.cpu.geometry import Run
 from lospmm.errors import Unsupported
 from lospmm.problem.dtype import Dtype
 
 #: How each language is run.
 RUNTIMES: Mapping[str, Callable[[Emission, Run], NDArray[np.float32]]] = MappingProxyType(
-    {"sass": sass_machine.execute_emission, "ptx": ptx_machine.execute, "cuda": cpu.execute}
+    {"sass": sass_machine.execute_emission, "ptx": ptx_machine.execute, "cuda": cuda.execute}
 )
 
 

@@ -11,12 +11,8 @@ from numpy.typing import NDArray
 from lospmm.cpu.native import Arrays, fault_of, run_native
 from lospmm.errors import VerificationFailed
 from lospmm.families.packed import PackedKernel
-from lospmm.settings import settings
 from lospmm.stages import Count, silent
-from lospmm.store import Store
-from lospmm.toolchain.gxx import BLOCK_OPTIONS, compile_shared_library
-
-_HERE = Path(__file__).parent
+from lospmm.toolchain.gxx import BLOCK_OPTIONS
 
 
 def execute_packed(
@@ -56,8 +52,7 @@ def run_blocks(
 
     Raises as ``execute_packed``.
     """
-    blocks_library, library = (_compiled(text) for text in ((_HERE / "block.cpp").read_text(), kernel.source))
-    dtype = kernel.dtype
+    dtype, texts = kernel.dtype, (Path(__file__).with_name("block.cpp").read_text(), kernel.source)
     stored = dtype.to_storage(c).copy()
     arrays: Arrays = {
         "columns": blocks.astype(np.int64),
@@ -68,13 +63,7 @@ def run_blocks(
     }
     launch = kernel.launch
     shape = (*launch.grid, launch.block, launch.shared_bytes)
-    finished = run_native([blocks_library, library], kernel.entry, shape, arrays, progress)
+    finished = run_native(texts, "block.h", kernel.entry, shape, arrays, progress, BLOCK_OPTIONS)
     if finished.failure is not None:
         raise fault_of(kernel.entry, finished)
     return dtype.from_storage(stored)
-
-
-def _compiled(text: str) -> bytes:
-    """Return the shared library of ``text`` behind block.h."""
-    header = (_HERE / "block.h").read_text()
-    return compile_shared_library(text, header=header, store=Store(settings().cache_dir), options=BLOCK_OPTIONS)

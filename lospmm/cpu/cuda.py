@@ -1,7 +1,6 @@
 """CUDA C++ on a CPU: the emitted text, unchanged, compiled by g++ behind shim.h, in its own process."""
 
 import re
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,20 +9,14 @@ from lospmm.codegen.emission import Emission
 from lospmm.cpu.geometry import B_ADDRESS, C_ADDRESS, RESIDUAL_ADDRESS, Geometry, Run, refusal, stray_access
 from lospmm.cpu.native import Arrays, fault_of, run_native
 from lospmm.errors import VerificationFailed
-from lospmm.settings import settings
-from lospmm.store import Store
-from lospmm.toolchain.gxx import compile_shared_library
 from lospmm.toolchain.process import Finished
 
-_HERE = Path(__file__).parent
 _STRAY = re.compile(r"stray (\d+) ([BCR]) (-?\d+) (\d+)")
 _OPERANDS = {"R": "the residual"}
 
 
 def execute(emission: Emission, asked: Run) -> NDArray[np.float32]:
     """Run CUDA C++, as a row of ``RUNTIMES``. Raises VerificationFailed; ToolchainFault if g++ fails."""
-    header = (_HERE / "shim.h").read_text()
-    library = compile_shared_library(emission.source, header=header, store=Store(settings().cache_dir))
     numbers = (B_ADDRESS, C_ADDRESS, RESIDUAL_ADDRESS, *_sizes(asked.geometry))
     c = np.full((asked.geometry.m, len(asked.columns)), np.nan, dtype=np.float32)
     residual = None if asked.residual is None else asked.residual.astype(np.float32)
@@ -33,7 +26,7 @@ def execute(emission: Emission, asked: Run) -> NDArray[np.float32]:
         "c": c,
         "residual": residual,
     }
-    finished = run_native([library], emission.entry, numbers, arrays, asked.progress)
+    finished = run_native([emission.source], "shim.h", emission.entry, numbers, arrays, asked.progress)
     if finished.failure is not None:
         raise _failed(emission, finished)
     return c
