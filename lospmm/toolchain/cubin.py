@@ -8,8 +8,7 @@ output, and the result runs (tests/on_gpu).
 
 import math
 import struct
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +21,6 @@ from lospmm.codegen.sass.prologue import SHOWN_BYTES, TARGETS
 from lospmm.errors import ToolchainFault
 from lospmm.problem.dtype import FLOAT_BYTES
 from lospmm.toolchain import elf
-from lospmm.toolchain.elf_rewrite import rewrite
 
 INSTRUCTION_BYTES = 16
 
@@ -40,13 +38,15 @@ _SHOWN_ALONE = 4  # at most
 
 _EXIT_BITS = 0x94D
 
+_KERNEL = "a kernel of this emitter"
+
 
 def graft(prologue: bytes, code: MachineCode, kernel: str) -> bytes:
     """Return the cubin of ``kernel``: the prologue that ptxas compiled, with ``code`` appended.
 
     Raises ToolchainFault if the prologue does not have the expected form.
     """
-    with _shape_known(prologue):
+    with elf.known_as(_KERNEL, prologue):
         sections = elf.sections(prologue)
         parts = {section.name: section.content for section in sections}
         text, info = _part(parts, f".text.{kernel}"), _part(parts, f".nv.info.{kernel}")
@@ -60,7 +60,7 @@ def graft(prologue: bytes, code: MachineCode, kernel: str) -> bytes:
         table = np.array([offsets[tile] for tile in code.dispatch], "<u4").tobytes()
         registers = max(named, elf.kernel_usage(prologue, kernel).registers)  # a small tile needs fewer than it
         exits = len(head) + INSTRUCTION_BYTES * np.flatnonzero(code.form["op"] == Opcode.EXIT)
-        return rewrite(
+        return elf.rewrite(
             prologue,
             {
                 f".text.{kernel}": grown,
@@ -84,7 +84,7 @@ def graft(prologue: bytes, code: MachineCode, kernel: str) -> bytes:
 
 def machine_code(cubin: bytes, kernel: str, arch: str) -> MachineCode:
     """Return the tiles in a cubin that ``graft`` made. Raises ToolchainFault for any other."""
-    with _shape_known(cubin):
+    with elf.known_as(_KERNEL, cubin):
         parts = {section.name: section.content for section in elf.sections(cubin)}
         text, info = _part(parts, f".text.{kernel}"), _part(parts, f".nv.info.{kernel}")
         table = np.frombuffer(_part(parts, f".nv.constant2.{kernel}"), "<u4").astype(np.int64)
@@ -104,15 +104,6 @@ def machine_code(cubin: bytes, kernel: str, arch: str) -> MachineCode:
             arch=arch,
             split_k=_split_k(info),
         )
-
-
-@contextmanager
-def _shape_known(image: bytes) -> Iterator[None]:
-    """Convert errors about contents that are too short or too long to ToolchainFault."""
-    try:
-        yield
-    except (struct.error, IndexError, ValueError, OverflowError, StopIteration) as error:
-        raise ToolchainFault(f"{len(image)} bytes that are not a kernel of this emitter: {error}") from None
 
 
 def _split_k(info: bytes) -> int:

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 from lospmm.errors import ToolchainFault
 from lospmm.toolchain import elf
-from lospmm.toolchain.elf_rewrite import rewrite
 
 SECTION = ".nv.global.init"
 SYMBOL = "lospmm_data"
@@ -35,7 +34,7 @@ def embed(image: bytes, data: bytes) -> bytes:
         content += bytes(-len(content) % size)
         start = len(content)
     table = elf.symbol_set(parts, SYMBOL, start, len(data))
-    return rewrite(image, {SECTION: content[:start] + data, ".symtab": table})
+    return elf.rewrite(image, {SECTION: content[:start] + data, ".symtab": table})
 
 
 def _found(parts: Sequence[elf.Section]) -> tuple[elf.Section, int, int]:

@@ -35,7 +35,6 @@ from lospmm.toolchain import cubin as cubins
 from lospmm.toolchain import elf
 from lospmm.toolchain.cubin import graft, machine_code
 from lospmm.toolchain.discover import PROBE_LIMITS, find_toolkit
-from lospmm.toolchain.elf_rewrite import rewrite
 from lospmm.toolchain.process import run
 from tests.cpu.drawn import DEVICE, kernels, random_matrix
 from tests.fixtures.cubin_tools import cubin_tool
@@ -283,9 +282,9 @@ def described(image: bytes) -> tuple[list[tuple[str, int, bytes]], list[tuple[in
 @every_arch
 def test_nothing_rewritten_is_the_same_image(arch: str, directory: Path) -> None:
     image = compiled(emit(CASES["example"], "sass", arch).units[0], arch, directory)
-    again = rewrite(image, {})
+    again = elf.rewrite(image, {})
     assert described(again) == described(image)
-    assert rewrite(again, {}) == again
+    assert elf.rewrite(again, {}) == again
     assert resource_usage(again, directory) == resource_usage(image, directory)
 
 
