@@ -1,6 +1,5 @@
 """Matrices as they are posted to the REST service: canonical, so that equal ones are the same bytes."""
 
-import io
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -59,7 +58,8 @@ def upload_of(layer: str, matrix: SparseMatrix, values: Values, bias: Numbers | 
     """
     suffix, content = ("smtx", _write_smtx(matrix)) if values == "drawn" else ("npz", write_npz(matrix))
     name = folder_of(layer)  # from which the service takes the layer's
-    added = None if bias is None else (f"{name}.npy", _write_npy(bias), BINARY)
+    numbers = epilogue_of(bias, relu=False, residual=False).bias_file
+    added = None if numbers is None else (f"{name}.npy", numbers, BINARY)
     return Upload(layer, (f"{name}.{suffix}", content, BINARY), matrix.fingerprint, added)
 
 
@@ -132,12 +132,6 @@ def _upload_of(name: str, file: Found, table: LayerTable, bias: Numbers | None) 
         return upload_of(name, own.matrix, own.values, table.bias_of(name, file) if bias is None else bias)
     except BadRequest as error:
         return error
-
-
-def _write_npy(bias: Numbers) -> bytes:
-    file = io.BytesIO()
-    np.save(file, np.array(epilogue_of(bias, relu=False, residual=False).bias, np.float32))
-    return file.getvalue()
 
 
 def _write_smtx(matrix: SparseMatrix) -> bytes:

@@ -3,6 +3,7 @@
 The bias is known like A, so it is in the code. The residual is an argument of the kernel, of C's shape and layout.
 """
 
+import io
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,6 +29,15 @@ class Epilogue:
     def is_plain(self) -> bool:
         """Whether C is A x B alone."""
         return self == PLAIN
+
+    @property
+    def bias_file(self) -> bytes | None:
+        """The bias, (m,), as a .npy file; None without one."""
+        if self.bias is None:
+            return None
+        content = io.BytesIO()
+        np.save(content, np.array(self.bias, dtype="<f4"))
+        return content.getvalue()
 
 
 #: C = A x B.

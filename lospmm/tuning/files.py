@@ -9,7 +9,7 @@ from lospmm.tuning.summary import manifest, shipped_text
 
 def files_of(outcome: Outcome, seconds: dict[str, float]) -> dict[str, bytes]:
     """Return the files of the artifact, by name."""
-    build, bias = outcome.build, outcome.bias
+    build, bias = outcome.build, outcome.problem.epilogue.bias_file
     space = None if outcome.known.choice is None else tile_map(outcome.known).to_json().encode()
     return {
         **({} if bias is None else {artifact.BIAS_FILE: bias}),

@@ -1,9 +1,6 @@
 """The outcome of a finished tuning."""
 
-import io
 from dataclasses import dataclass
-
-import numpy as np
 
 from lospmm.artifact.manifest import Measured, Verified
 from lospmm.families.candidate import Candidate
@@ -36,13 +33,3 @@ class Outcome:
     def searched_problem(self) -> Problem:
         """The problem that unrolled kernels are searched for: in words, with the emitter's registers."""
         return in_lanes(for_emitter(self.problem, self.options.emitter))
-
-    @property
-    def bias(self) -> bytes | None:
-        """The bias, (m,), as a .npy file; None without one."""
-        if self.problem.epilogue.bias is None:
-            return None
-        content = io.BytesIO()
-        bias = np.array(self.problem.epilogue.bias, dtype="<f4")
-        np.lib.format.write_array(content, bias, version=(1, 0), allow_pickle=False)
-        return content.getvalue()

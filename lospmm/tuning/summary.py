@@ -34,6 +34,7 @@ def manifest(outcome: Outcome, seconds: dict[str, float]) -> Manifest:
     problem, matrix = outcome.problem, outcome.problem.matrix
     build, winner = outcome.build, outcome.winner
     dense = None if outcome.dense is None else outcome.dense.in_manifest()
+    bias = problem.epilogue.bias_file
     return Manifest(
         **record_of(problem, build),
         m=matrix.m,
@@ -46,7 +47,7 @@ def manifest(outcome: Outcome, seconds: dict[str, float]) -> Manifest:
         seed=outcome.seed,
         device=problem.device.name,
         tile=_tile(build) if winner.is_unrolled else None,
-        bias_sha256=None if outcome.bias is None else hashlib.sha256(outcome.bias).hexdigest(),
+        bias_sha256=None if bias is None else hashlib.sha256(bias).hexdigest(),
         search=search_summary(
             outcome.known, outcome.options, estimated_micros=_estimated_micros(outcome), dense=outcome.dense
         ),
