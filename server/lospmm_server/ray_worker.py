@@ -21,12 +21,12 @@ from lospmm.artifact import artifact, kept
 from lospmm.artifact.artifact import Artifact
 from lospmm.stages import Progress
 from lospmm.store import Store
-from lospmm.tuning.queued import from_json as request_from_json
 from lospmm.tuning.request import Request
 from lospmm.version import __version__
 from lospmm_server.database import Database
 from lospmm_server.leases import GRACE_SECONDS, new_name
 from lospmm_server.queue import Claim
+from lospmm_server.queued_request import from_json as request_from_json
 from lospmm_server.ray_cluster import Node, RayExecutor, Share, TaskLost, living_nodes, own_node
 from lospmm_server.ray_tasks import Board, Seen, look, tune_there
 from lospmm_server.tuning import Died, Tune

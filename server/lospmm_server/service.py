@@ -17,7 +17,6 @@ from fastapi import Depends, HTTPException
 from starlette.requests import HTTPConnection
 
 from lospmm.store import Store
-from lospmm.tuning.queued import keep_matrix, to_json
 from lospmm.tuning.request import Request
 from lospmm_server import queries, queue
 from lospmm_server.beside import LocalWorkers
@@ -29,6 +28,7 @@ from lospmm_server.memory import forget_frames
 from lospmm_server.metrics import Metrics
 from lospmm_server.queries import JobRow
 from lospmm_server.queue import KernelOrder, ModelOrder
+from lospmm_server.queued_request import keep_matrix, to_json
 from lospmm_server.schemas import JobState
 from lospmm_server.shelf import Shelf, ShelvedKernel
 

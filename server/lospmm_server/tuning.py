@@ -14,9 +14,9 @@ from lospmm.stages import Progress
 from lospmm.store import Store
 from lospmm.tuning import jobs
 from lospmm.tuning.alike import TimedLayers
-from lospmm.tuning.queued import from_json as request_from_json
 from lospmm.tuning.request import Request
 from lospmm.tuning.session import Session
+from lospmm_server.queued_request import from_json as request_from_json
 
 if TYPE_CHECKING:
     from lospmm_server.queue import Claim

@@ -25,8 +25,8 @@ from lospmm.toolchain.compile import compile_kernel
 from lospmm.toolchain.template import emission_of
 from lospmm.tuning import jobs
 from lospmm.tuning.options import Options
-from lospmm.tuning.queued import from_json, keep_matrix, to_json
 from lospmm.tuning.request import Request
+from lospmm_server.queued_request import from_json, keep_matrix, to_json
 
 M, K, N = 37, 60, 150
 RNG = np.random.default_rng(6)

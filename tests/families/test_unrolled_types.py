@@ -31,9 +31,9 @@ from lospmm.store import Store
 from lospmm.tuning import jobs
 from lospmm.tuning.build import for_emitter
 from lospmm.tuning.options import Options
-from lospmm.tuning.queued import from_json, keep_matrix, to_json
 from lospmm.tuning.replay import replay
 from lospmm.tuning.request import Request
+from lospmm_server.queued_request import from_json, keep_matrix, to_json
 from tests.cpu.drawn import matrices, schedules
 
 H200 = DEVICES["h200"]

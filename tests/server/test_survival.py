@@ -17,13 +17,13 @@ from starlette.testclient import TestClient
 from lospmm.artifact import kept
 from lospmm.settings import settings
 from lospmm.store import Store
-from lospmm.tuning.queued import MATRICES
 from lospmm_server import database as database_module
 from lospmm_server import leases, queries, queue, shelf, worker
 from lospmm_server.database import Database
 from lospmm_server.keys import NOBODY
 from lospmm_server.leases import LATE_SECONDS, LEASE_SECONDS, LOOK_SECONDS, Lookout
 from lospmm_server.queue import KernelOrder
+from lospmm_server.queued_request import MATRICES
 from lospmm_server.service import Service
 from lospmm_server.tables import kernels
 from tests.fixtures.waiting import wait_until

@@ -19,8 +19,8 @@ from lospmm.problem.epilogue import PLAIN, Epilogue
 from lospmm.problem.problem import Problem
 from lospmm.store import Store
 from lospmm.tuning.options import Options
-from lospmm.tuning.queued import MATRICES, from_json, keep_matrix, to_json
 from lospmm.tuning.request import Request
+from lospmm_server.queued_request import MATRICES, from_json, keep_matrix, to_json
 
 
 @st.composite
