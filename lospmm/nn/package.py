@@ -1,4 +1,4 @@
-"""Kernels as tensors of bytes, and the operator of C++ that runs them without Python (docs/native.md).
+"""Kernels as tensors of bytes, which an operator of C++ runs without Python (docs/embedding.md).
 
     c = torch.ops.lospmm.apply(input, package, high, low, shape, residual)    (m, n) for (k, n), or a convolution's
 

@@ -1,4 +1,4 @@
-"""Operator ``lospmm::apply`` for PyTorch, in C++ (docs/native.md).
+"""Operator ``lospmm::apply`` for PyTorch, in C++ (docs/embedding.md).
 
 Importing this loads it; ``LIBRARY`` is for a program of C++, which loads it with dlopen.
 """

@@ -84,7 +84,7 @@ def test_the_page_exports_a_model_and_loads_it(
 ) -> None:
     import lospmm_torch
 
-    written, read = (block.text for block in blocks((DOCS / "native.md").read_text()) if block.language == "python")
+    written, read = (block.text for block in blocks((DOCS / "embedding.md").read_text()) if block.language == "python")
     packed_on_cpu(model)
     monkeypatch.chdir(tmp_path)
     compiled = []
