@@ -1,8 +1,7 @@
 """Row regrouping (section 4, Algorithm 1): rows with nonzeros in the same columns share a tile.
 
 ``regroup`` handles every M1 of a search at once. It compares a row with all tiles of all M1, as bit masks of non-empty
-columns, so that each row takes a few array operations however many M1 there are. A tall matrix with few columns has few
-different rows: equal ones are placed together, for one M1 at a time.
+columns, so that each row takes a few array operations however many M1 there are.
 """
 
 import itertools

@@ -37,6 +37,12 @@ class Begun(NamedTuple):
     known: Measurement | None
     build: Future[Built] | None
 
+    @property
+    def built(self) -> Built | None:
+        """The kernel, if its build has ended well."""
+        future = self.build
+        return None if future is None or not future.done() or future.exception() is not None else future.result()
+
 
 class GpuRunner:
     """A ``trial.Runner`` that times the kernels of one problem's candidates.
@@ -215,20 +221,13 @@ class GpuRunner:
 
     def _begin_timing(self, one: Begun, effort: Effort) -> None:
         """Let the GPU start the next kernel, if it is built, while the caller handles the last result."""
-        future = one.build
-        if future is None or not future.done() or future.exception() is not None:
-            return
-        built = future.result()
-        if isinstance(built, OnDisk) and not self.budget.is_over:
+        if isinstance(built := one.built, OnDisk) and not self.budget.is_over:
             self.bench.begin(built.cubin, built.entry, built.launch, effort=effort)
 
     def _unlink(self, timed: Begun, left: Sequence[Begun]) -> None:
         """Delete the file of a timed kernel, unless it is still to be timed: large ones fill a disk."""
-        future = timed.build
-        if future is None or not future.done() or future.exception() is not None:
-            return
-        built, is_asked, place = future.result(), any(one.build is future for one in left), self._place
-        if isinstance(built, OnDisk) and place and built.cubin.parent == place.folder and not is_asked:
+        is_asked, place = any(one.build is timed.build for one in left), self._place
+        if isinstance(built := timed.built, OnDisk) and place and built.cubin.parent == place.folder and not is_asked:
             built.cubin.unlink(missing_ok=True)
 
 
