@@ -4,9 +4,11 @@ Elementwise operations keep the strides of a tensor. A layer's result is followe
 but other pruned layers, it need not be transposed. Anything else, such as a view, gets the tensor tokens first.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -62,27 +64,29 @@ class Layout:
 UNKNOWN = Layout({}, frozenset(), {}, ())
 
 
-@dataclass(slots=True, eq=False)
-class _LayoutWatch:
+class _LayoutWatch(TorchDispatchMode):
     """Flow seen so far; a tensor's tags are the layers whose result it is, up to elementwise operations."""
 
-    tags: Any = field(default_factory=WeakIdKeyDictionary)
-    inputs: Any = field(default_factory=WeakIdKeyDictionary)
-    reaches: dict[str, set[str]] = field(default_factory=dict)
-    escapes: set[str] = field(default_factory=set)
-    fed_by: dict[str, set[str]] = field(default_factory=dict)
-    strangers: set[str] = field(default_factory=set)  # layers with other inputs too
-    inside: int = 0
-    groups: list[list[str]] = field(default_factory=list)  # layers that take one tensor
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: Any = WeakIdKeyDictionary()
+        self.inputs: Any = WeakIdKeyDictionary()
+        self.reaches: defaultdict[str, set[str]] = defaultdict(set)
+        self.escapes: set[str] = set()
+        self.fed_by: defaultdict[str, set[str]] = defaultdict(set)
+        self.strangers: set[str] = set()  # layers with other inputs too
+        self.inside = 0
+        self.groups: list[list[str]] = []  # layers that take one tensor
 
     def of(self, tensor: object) -> frozenset[str]:
         return self.tags.get(tensor, frozenset()) if isinstance(tensor, Tensor) else frozenset()
 
-    def enter(self, name: str, x: Tensor) -> None:
+    def enter(self, name: str, _module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        x = given[0] if given else named["input"]
         tags = self.of(x)
         for tag in tags:
-            self.reaches.setdefault(tag, set()).add(name)
-        self.fed_by.setdefault(name, set()).update(tags)
+            self.reaches[tag].add(name)
+        self.fed_by[name] |= tags
         if not tags:
             self.strangers.add(name)
         group = self.inputs.setdefault(x, [])
@@ -91,45 +95,33 @@ class _LayoutWatch:
             self.groups.append(group)
         self.inside += 1
 
-    def leave(self, name: str, y: Tensor) -> None:
+    def leave(self, name: str, _module: nn.Module, _given: tuple[Any, ...], y: Tensor) -> None:
         self.inside -= 1
         self.tags[y] = frozenset({name})
-
-    def layout(self) -> Layout:
-        fed_by = {name: frozenset(tags) for name, tags in self.fed_by.items() if name not in self.strangers}
-        groups = tuple(dict.fromkeys(map(tuple, self.groups)))
-        return Layout({n: frozenset(to) for n, to in self.reaches.items()}, frozenset(self.escapes), fed_by, groups)
-
-
-class _Follow(TorchDispatchMode):
-    def __init__(self, watch: _LayoutWatch) -> None:
-        super().__init__()
-        self._watch = watch
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         del types
         result = func(*args, **(kwargs or {}))
-        watch = self._watch
         given = [one for one in tree_leaves((args, kwargs or {})) if isinstance(one, Tensor)]
-        tags = frozenset[str]().union(*(watch.of(one) for one in given))
-        if watch.inside or not tags:
+        tags = frozenset[str]().union(*map(self.of, given))
+        if self.inside or not tags:
             return result
-        if (
-            func.overloadpacket in _ELEMENTWISE
-            and isinstance(result, Tensor)
-            and _is_of_one_layout(watch, given, result)
-        ):
-            watch.tags[result] = tags
+        if func.overloadpacket in _ELEMENTWISE and isinstance(result, Tensor) and self._is_of_one_layout(given, result):
+            self.tags[result] = tags
         else:
-            watch.escapes |= tags
+            self.escapes |= tags
         return result
 
+    def _is_of_one_layout(self, given: Sequence[Tensor], result: Tensor) -> bool:
+        """Return whether all operands of the result's size come from layers, so that strides agree."""
+        return all(self.of(one) for one in given if one.numel() == result.numel()) and result.dim() >= 2
 
-def _is_of_one_layout(watch: _LayoutWatch, given: Sequence[Tensor], result: Tensor) -> bool:
-    """Return whether all operands of the result's size come from layers, so that strides agree."""
-    return all(watch.of(one) for one in given if one.numel() == result.numel()) and result.dim() >= 2
+    def layout(self) -> Layout:
+        fed_by = {name: frozenset(tags) for name, tags in self.fed_by.items() if name not in self.strangers}
+        groups = tuple(dict.fromkeys(map(tuple, self.groups)))
+        return Layout({n: frozenset(to) for n, to in self.reaches.items()}, frozenset(self.escapes), fed_by, groups)
 
 
 def watch_layout(model: nn.Module, sites: Sequence[Site], example: Any) -> Layout:
@@ -138,27 +130,12 @@ def watch_layout(model: nn.Module, sites: Sequence[Site], example: Any) -> Layou
     products = {site.module: site.name for site in sites if site.weight == "weight" and not site.is_convolution}
     with ExitStack() as stack:
         for module, name in products.items():
-            stack.enter_context(_watched(watch, module, name))
-        with _Follow(watch):
+            # Innermost, so that the user's hooks see no difference.
+            enter, leave = partial(watch.enter, name), partial(watch.leave, name)
+            stack.enter_context(module.register_forward_pre_hook(enter, with_kwargs=True))
+            stack.enter_context(module.register_forward_hook(leave, prepend=True))
+        with watch:
             outcome = run(model, example)
     for tensor in tree_leaves(outcome):
         watch.escapes |= watch.of(tensor)
     return watch.layout()
-
-
-@contextmanager
-def _watched(watch: _LayoutWatch, module: nn.Module, name: str) -> Iterator[None]:
-    def enter(_module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
-        watch.enter(name, given[0] if given else named["input"])
-
-    def leave(_module: nn.Module, _given: tuple[Any, ...], y: Tensor) -> None:
-        watch.leave(name, y)
-
-    # Innermost, so that the user's hooks see no difference.
-    before = module.register_forward_pre_hook(enter, with_kwargs=True)
-    after = module.register_forward_hook(leave, prepend=True)
-    try:
-        yield
-    finally:
-        before.remove()
-        after.remove()
