@@ -4,7 +4,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 
 from lospmm.artifact.manifest import Verified
 from lospmm.cpu.verify import verify_on_cpu, verify_packed_on_cpu
@@ -58,7 +57,8 @@ def build_winner(job: Job, winner: Candidate, prefetched: PrefetchedBuilds) -> B
         for name in ("emit", "compile"):  # done as far as this tuning waits for them
             job.stages.progress(name, 1, 1)
         if isinstance(runs, OnDisk) and isinstance(runs.build, Build):
-            return BuiltWinner(runs, partial(with_cubin, runs.build, code, data_of(code)))
+            packed = runs.build
+            return BuiltWinner(runs, lambda: with_cubin(packed, code, data_of(code)))
         arguments = job.problem, winner, job.options.emitter, job.store
         coming = threads.submit(builders.call, build_with_source, *arguments, cancel=job.stages.cancel)
 
