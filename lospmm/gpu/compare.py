@@ -15,7 +15,7 @@ from lospmm.errors import GpuFault, VerificationFailed
 from lospmm.gpu.bench import Bench
 from lospmm.gpu.libraries import BASELINES, DENSE, BaselineTime, baselines_of
 from lospmm.gpu.libraries.work import COMMAND, BaselineTask
-from lospmm.gpu.messages import CacheState
+from lospmm.gpu.messages import CacheState, Measurement
 from lospmm.gpu.operands import copies_in_turn
 from lospmm.gpu.timing import FULL, Effort, Timing
 from lospmm.problem.device import Clocks, DeviceSpec
@@ -121,14 +121,15 @@ def compare(
     known: Mapping[str, BaselineTime] = MappingProxyType({}),
     sputnik: Path | None = None,
     is_searched: bool = False,
-    is_brief: bool = False,
+    before: Measurement | None = None,
     progress: Progress = silent,
 ) -> Comparison:
     """Time the kernel before, among and after the baselines of these names, in the worker of ``bench``.
 
     ``effort`` is that of every timing. Baselines that are ``known``, by name, are not timed again; those that do not
-    take the problem's type are left out. ``is_searched``: time a library's other algorithms too; ``is_brief``: time
-    the kernel twice, not three times. No baseline takes a convolution, and none computes an epilogue.
+    take the problem's type are left out. ``is_searched``: time a library's other algorithms too. ``before`` is a
+    measurement that counts as the kernel's first, so that it is timed once more, not three times. No baseline takes a
+    convolution, and none computes an epilogue.
 
     The kernel is loaded anew for each of its timings, as its time depends on what ran before. Their median is its
     time; their range is the noise, which also shows a change of clocks. A baseline that fails has no time. Raises
@@ -137,13 +138,15 @@ def compare(
     taken = () if bench.problem.convolution is not None else baselines_of(bench.problem.dtype, bench.problem.values)
     names = [name for name in names if name in taken]
     half = len(names) // 2
-    turns = [None, *names[:half], None, *names[half:], *([] if is_brief else [None])]  # None: the kernel itself
-    timed: list[tuple[Timing, float, Clocks | None]] = []
+    ends = [] if before else [None]
+    turns = [*ends, *names[:half], None, *names[half:], *ends]  # None: the kernel itself
+    timed = [_found(kernel, before)] if before else []
     baselines: dict[str, BaselineTime] = {}
     for done, name in enumerate(turns):
         progress("compare", done, len(turns))
         if name is None:
-            timed.append(_time(bench, kernel, effort))
+            measured = bench.measure(kernel.cubin, kernel.entry, kernel.launch, effort=effort)
+            timed.append(_found(kernel, measured))
         elif name in known:
             baselines[name] = known[name]
         else:
@@ -174,9 +177,8 @@ def _time_baseline(bench: Bench, task: BaselineTask) -> BaselineTime:
     return answer
 
 
-def _time(bench: Bench, kernel: Built, effort: Effort) -> tuple[Timing, float, Clocks | None]:
-    """Time a kernel and return its time, its error and the clocks."""
-    measured = bench.measure(kernel.cubin, kernel.entry, kernel.launch, effort=effort)
+def _found(kernel: Built, measured: Measurement) -> tuple[Timing, float, Clocks | None]:
+    """Return the kernel's time, its error and the clocks."""
     if measured.timing is None:
         kind = GpuFault if measured.max_relative_error is None else VerificationFailed
         raise kind(f"{kernel.entry}: {measured.failure}")

@@ -40,7 +40,7 @@ def tuned(job: Job) -> Callable[[], Outcome]:
             known = _raced(job, known, bench, prefetched)
         winner = winner_of(problem, known, options.emitter)
         made = build_winner(job, winner, prefetched)
-        compared = compare_winner(job, made, bench, is_alike=known.like is not None)
+        compared = compare_winner(job, made, bench, known.trials[-1].measurement if known.like else None)
         verified = verify_winner(job, made, bench, compared)
     if compared is not None:
         job.session.layers.add(problem, options, winner, compared.baselines)

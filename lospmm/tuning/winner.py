@@ -11,6 +11,7 @@ from lospmm.errors import ToolchainFault
 from lospmm.families.candidate import Candidate
 from lospmm.gpu.bench import BESIDE, Bench
 from lospmm.gpu.compare import Comparison, compare
+from lospmm.gpu.messages import Measurement
 from lospmm.settings import settings
 from lospmm.toolchain.compile import Built, OnDisk
 from lospmm.toolchain.data import data_of
@@ -95,10 +96,12 @@ def verify_winner(job: Job, made: BuiltWinner, bench: Bench | None, compared: Co
         return Verified("gpu", error, job.problem.n)
 
 
-def compare_winner(job: Job, made: BuiltWinner, bench: Bench | None, *, is_alike: bool) -> Comparison | None:
+def compare_winner(
+    job: Job, made: BuiltWinner, bench: Bench | None, before: Measurement | None = None
+) -> Comparison | None:
     """Time the winner and the libraries in one run; the winner alone if the budget has no time for more.
 
-    If ``is_alike``, it was chosen by the times of another layer, and is timed twice, not three times.
+    ``before`` is the measurement of a winner that was chosen by the times of another layer: the first of two.
     """
     if job.options.measure != "gpu":
         return None
@@ -112,6 +115,6 @@ def compare_winner(job: Job, made: BuiltWinner, bench: Bench | None, *, is_alike
             names=job.compared,
             known=job.session.layers.times(job.problem, job.options),
             sputnik=settings().sputnik,
-            is_brief=is_alike,
+            before=before,
             progress=job.stages.progress,
         )

@@ -112,8 +112,8 @@ def test_its_choice_is_made_again(made: Kernel, capsys: pytest.CaptureFixture[st
 def test_a_choice_by_time_is_made_again(dense_micros: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The GPU of this tuning is made up from the comparison on."""
 
-    def compared(job: Job, _built: object, _bench: object, *, is_alike: bool) -> Comparison:
-        assert not is_alike
+    def compared(job: Job, _built: object, _bench: object, before: None) -> Comparison:
+        assert before is None
         times = {DENSE_OF["float16"]: time_of("float16", dense_micros)}
         limit = bound(job.problem)
         return Comparison("a GPU", "cold", 2, Timing(20.0, 0.01, 15), 1e-4, 0.0, limit, times, None)

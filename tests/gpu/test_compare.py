@@ -160,6 +160,13 @@ def test_the_kernel_comes_before_among_and_after_the_libraries() -> None:
     ]
 
 
+def test_a_kernel_measured_right_before_is_timed_once_more() -> None:
+    fake: Any = FakeBench([measured(20.0)], {"cusparse": timed("cusparse", 90.0)})
+    found = compare(fake, KERNEL, names=["cusparse"], before=measured(21.0))
+    assert fake.asked == ["kernel", BaselineTask("cusparse", "cold")]
+    assert (found.micros, found.noise) == (21.0, pytest.approx(0.05))
+
+
 def test_no_library_takes_a_convolution() -> None:
     """The kernel is timed three times all the same."""
     window = Convolution(2, 4, 5, 5, 2, 2)
