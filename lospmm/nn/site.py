@@ -4,7 +4,8 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from threading import Lock
 from typing import Any
 
 import torch
@@ -60,6 +61,7 @@ class Site:
     sparsity: float  # share of zeros in the weight; with groups, A has more
     versions: tuple[int, ...] | None  # of its tensors when they were read, as in ``versions_of``
     _matrix: SparseMatrix | None = None
+    _reading: Lock = field(default_factory=Lock)
 
     @property
     def tensors(self) -> Tensors:
@@ -69,9 +71,14 @@ class Site:
     @property
     def matrix(self) -> SparseMatrix:
         """A, read on first use and kept until ``forget``: a model's take more memory than its weights."""
-        if self._matrix is None:
-            self._matrix = self.tensors.matrix()
-        return self._matrix
+        with self._reading:
+            if self._matrix is None:
+                self._matrix = self.tensors.matrix()
+            return self._matrix
+
+    def read(self) -> None:
+        """Read ``matrix`` and its fingerprint ahead, in a thread; what fails there fails again on use."""
+        self.matrix.fingerprint  # noqa: B018
 
     def forget(self) -> None:
         """Free the memory of ``matrix``."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TypeAlias
 
 from lospmm.client.progress import LayerProgress
@@ -42,9 +43,12 @@ class Tuner:
         ``by_site``: those of a site before the next one is tuned.
         """
         begun, endings = 1, deque[Future[ColumnBucket | LospmmError]]()
+        following = dict(pairwise(dict.fromkeys(site for site, _ in asked)))
         begin = kernels_told(len(asked), every_seconds=0.0 if _is_terminal() else LINE_SECONDS)
-        with ThreadPoolExecutor(1, thread_name_prefix="ending") as thread:
+        with ThreadPoolExecutor(1, "reading") as reader, ThreadPoolExecutor(1, "ending") as thread:
             for at, (site, shape) in enumerate(asked):
+                if (later_site := following.pop(site, None)) is not None:  # while the GPU times this one
+                    reader.submit(later_site.read)
                 for later in asked[begun : at + 1 + AHEAD]:
                     self._begin(*later)
                 begun = at + 1 + AHEAD

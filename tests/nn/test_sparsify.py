@@ -70,6 +70,9 @@ def test_kernels_are_timed_as_in_a_network(monkeypatch: pytest.MonkeyPatch) -> N
 def test_layers_are_begun_with_two_ahead_of_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """And what has tuned them is gone before anything of the model is timed. A layer that fails holds up no other."""
     told: list[tuple[str, int]] = []
+    read: list[int] = []
+    matrix = bound.Tensors.matrix
+    monkeypatch.setattr(bound.Tensors, "matrix", lambda own: read.append(own.weight.shape[0]) or matrix(own))
 
     def noted(stack: ExitStack, device: str, options: Options, progress: LayerProgress | None) -> Tuner:
         made = tuner_here(stack, device, options, progress)
@@ -99,6 +102,7 @@ def test_layers_are_begun_with_two_ahead_of_their_turn(monkeypatch: pytest.Monke
         *(("closed", 0), ("swapped", 0), ("closed", 0)),
     ]
     assert [row.reason for row in report.rows if row.shape == (24, 8)] == ["no kernel"]
+    assert sorted(read) == [8, 24, 32, 40], "once, in either thread"
 
 
 @torch.no_grad()
