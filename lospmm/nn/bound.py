@@ -159,14 +159,18 @@ class ReadyKernel:
             self.narrower[blocks] = self.launcher.shaped(shape)
         return replace(self, launcher=self.narrower[blocks])
 
-    def __call__(self, b: Tensor, residual: Tensor | None, layout: tuple[Any, Any] | None = None) -> Tensor:
-        """Return C, as a tensor of this (shape, stride) if given. The memory of ``b`` is just the kernel's B."""
+    def __call__(
+        self, b: Tensor, residual: Tensor | None, layout: tuple[Any, Any] | None = None, to: Tensor | None = None
+    ) -> Tensor:
+        """Return C, as a tensor of this (shape, stride) if given, or as ``to``. The memory of ``b`` is just B."""
         added = residual if self.fuses else None
         if self.launcher is None:
             given = (b.as_strided((b.numel(),), (1,)).view(self.call[0]), *(() if added is None else (added,)))
             c = torch.from_numpy(self.emulated(*(one.float().numpy() for one in given))).to(self.dtype)
-            return c if layout is None else c.as_strided(*layout)
-        c = b.new_empty(self.out_shape) if layout is None else b.new_empty_strided(*layout)
+            c = c if layout is None else c.as_strided(*layout)
+            return c if to is None else to.copy_(c)
+        if (c := to) is None:
+            c = b.new_empty(self.out_shape) if layout is None else b.new_empty_strided(*layout)
         at_residual = 0 if added is None else added.data_ptr()
         index = self.device.index
         if torch._C._cuda_getDevice() == index:

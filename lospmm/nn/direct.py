@@ -26,9 +26,9 @@ class DirectCall:
     """A kernel for inputs of one shape, and shapes and strides of its operands as tensors."""
 
     ready: ReadyKernel
-    b_stride: tuple[int, ...] | None  # of an input that is B as it is; None if a contiguous one is
+    b_stride: tuple[int, ...] | None  # of an input that is B, or part of it; None if a contiguous one is B
     c: Layout
-    turned: Layout | None = None  # of the result, where C is transposed into it
+    turned: Layout | None = None  # of the result, where C is transposed into it, or it is part of C
     of_tokens: "DirectCall | None" = None  # of a contiguous input, where a kernel reads that as it is
     tokens: int = 0  # that the kernel reads, where they are more than the input's
     way: tuple[Any, ...] = ()  # stride, padding and dilation of a convolution
@@ -76,8 +76,11 @@ def direct_calls(module: nn.Module, place: WeightPlace, bound: BoundKernels) -> 
     return DirectCalls(bound, owned, ready.device, ready.dtype)
 
 
-def linear(x: Tensor, tuned: Any, *, relu: bool) -> Tensor | None:
-    """Return (..., m) for ``x`` (..., k) by the kernel of just these columns, or None."""
+def linear(x: Tensor, tuned: Any, *, relu: bool, to: Tensor | None = None) -> Tensor | None:
+    """Return (..., m) for ``x`` (..., k) by the kernel of just these columns, or None.
+
+    ``to`` is a contiguous tensor for it: rows of a result that several kernels compute.
+    """
     calls: DirectCalls | None = tuned.direct
     if calls is None or type(x) is not Tensor or x.is_nested:
         return None
@@ -85,19 +88,22 @@ def linear(x: Tensor, tuned: Any, *, relu: bool) -> Tensor | None:
     if call is None or not calls.serve(x):
         return None
     if call.tokens:
-        n, wide = x.numel() // x.shape[-1], x.new_empty((call.tokens, x.shape[-1]))  # the rest may be anything
-        wide[:n] = x.reshape(n, -1)
-        return call.ready(wide, None, call.c)[:n].view(*x.shape[:-1], -1)
+        wide = x.new_empty(call.tokens * x.shape[-1])  # the rest may be anything
+        assert call.b_stride is not None and call.turned is not None
+        wide.as_strided(x.shape, call.b_stride).copy_(x)
+        y = call.ready(wide, None, call.c).as_strided(*call.turned)
+        return y if to is None else to.copy_(y)
     if call.of_tokens is not None and x.stride() != call.b_stride:
         call = call.of_tokens
     ready = call.ready
     is_b = x.is_contiguous() if call.b_stride is None else x.stride() == call.b_stride
     if not is_b:
         x = x.contiguous() if call.b_stride is None else turned_once(x, tuned.shares, _turned)
-    c = ready(aligned(x, ready.alignment_bytes), None, call.c)
+    is_direct = call.turned is None and to is not None and to.data_ptr() % ready.alignment_bytes == 0
+    c = ready(aligned(x, ready.alignment_bytes), None, call.c, to if is_direct else None)
     if call.turned is None:
-        return c
-    y = c.new_empty_strided(*call.turned)
+        return c if to is None or is_direct else to.copy_(c)
+    y = c.new_empty_strided(*call.turned) if to is None else to
     turn_into(c, y)
     return y
 
@@ -118,11 +124,12 @@ def _learn_linear(calls: DirectCalls, shape: torch.Size, tuned: Any, *, relu: bo
     ready = calls.kernel((k, n), relu, False, ())
     if ready is None:
         larger = calls.bound.larger((k, n), (relu, False, ()))
-        if larger is None or not larger.fuses or larger.tokens_first is None or not larger.tokens_first[1]:
+        if larger is None or not larger.fuses or larger.tokens_first is None:
             return None
-        most = larger.call[0][1]
-        kernel = replace(larger, launcher=larger.tokens_first[0])
-        made = calls.known[shape] = DirectCall(kernel, None, _contiguous((most, m)), tokens=most)
+        (launcher, reads_tokens), most = larger.tokens_first, larger.call[0][1]
+        stride = _contiguous(shape)[1] if reads_tokens else (*_contiguous(rows)[1], most)
+        kernel, c = replace(larger, launcher=launcher), _contiguous((most, m))
+        made = calls.known[shape] = DirectCall(kernel, stride, c, _contiguous((*rows, m)), tokens=most)
         return made
     first, plain = (*_contiguous(rows)[1], n), _contiguous((*rows, m))
     c, turned, of_tokens = plain, None, None

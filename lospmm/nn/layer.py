@@ -13,6 +13,7 @@ becomes a B of a kernel's own N: the kernel is as fast as for its N, and needs n
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import starmap
 from typing import Any, TypeAlias
 
 import torch
@@ -103,17 +104,18 @@ def _in_pieces(x: Tensor, tuned: Tuned, tensors: Tensors, *, relu: bool) -> Tens
     dense = x[ends[-1][1] :]
     with _unlowered(x, tuned):
         rest = [_dense(dense, tensors, relu=relu)] if len(dense) else []
-    parts = [
-        operator.spmm(turned(x[first:end]), tensors.weight, tensors.mask, tensors.bias, None, relu)
-        for first, end in ends
-    ]
+
+    def part(first: int, end: int) -> Tensor:
+        return operator.spmm(turned(x[first:end]), tensors.weight, tensors.mask, tensors.bias, None, relu)
+
     if tuned.features_first:
-        return torch.cat([*parts, *(one.t() for one in rest)], dim=1).t()
+        return torch.cat([*starmap(part, ends), *(one.t() for one in rest)], dim=1).t()
     if torch.compiler.is_compiling():
-        return torch.cat([*(part.t() for part in parts), *rest])
+        return torch.cat([*(one.t() for one in starmap(part, ends)), *rest])
     y = x.new_empty((x.shape[0], tensors.weight.shape[0]))
-    for part, (first, end) in zip(parts, ends, strict=True):
-        turn_into(part, y[first:end])
+    for first, end in ends:
+        if direct.linear(x[first:end], tuned, relu=relu, to=y[first:end]) is None:
+            turn_into(part(first, end), y[first:end])
     if rest:
         y[ends[-1][1] :] = rest[0]
     return y

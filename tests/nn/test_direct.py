@@ -138,12 +138,17 @@ class TokensFirst:
 
 @torch.no_grad()
 @pytest.mark.parametrize(
-    ("shape", "n"), [((8, 40), 8), ((2, 4, 40), 8), ((24, 40), 24), ((3, 8, 40), 24), ((1, 20, 40), 24)], ids=str
+    ("shape", "n"),
+    [
+        *(((8, 40), 8), ((2, 4, 40), 8), ((3, 40), 8), ((24, 40), 24), ((3, 8, 40), 24), ((1, 20, 40), 24)),
+        *(((53, 40), 24), ((2, 24, 40), 24)),
+    ],
+    ids=str,
 )
 def test_kernels_that_write_tokens_first(
     shape: tuple[int, ...], n: int, calls: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing is transposed but a B of few columns; fewer tokens than those of a kernel that reads them are padded."""
+    """Nothing is transposed but a B of few columns; fewer tokens than a kernel's are padded, more run in pieces."""
     model = pruned(nn.Linear(40, 24, bias=False), share=0.5).half()
     wanted = copy.deepcopy(model)
     lospmm.nn.sparsify_(model, n=[8, 24], memory="low", device="h200", families="bitmap", verify="none")
