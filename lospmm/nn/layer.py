@@ -91,10 +91,11 @@ def pieces(sizes: tuple[tuple[int, int], ...], n: int) -> tuple[tuple[int, int],
     if not sizes or n < 1:
         return ()
     most = sizes[-1][1]
-    found = [(first, first + most) for first in range(0, n - most + 1, most)]
-    rest = n % most
-    if any(least <= rest <= size for least, size in sizes):
-        found.append((n - rest, n))
+    whole = n // most  # torch.compile makes a graph for each number of pieces, not for each n
+    found = [(at * most, (at + 1) * most) for at in range(whole)]
+    rest = n - whole * most
+    if any(least <= rest <= size for least, size in reversed(sizes)):
+        found.append((whole * most, n))
     return tuple(found)
 
 

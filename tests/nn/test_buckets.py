@@ -82,6 +82,24 @@ def test_pieces_are_next_to_each_other_and_each_has_a_kernel(sizes: list[tuple[i
     assert rest < (buckets[-1][1] if buckets else n + 1)
 
 
+@torch.no_grad()
+def test_a_compiled_graph_serves_every_number_of_columns_in_as_many_pieces(
+    served: tuple[nn.Sequential, nn.Linear],
+) -> None:
+    model, dense = served
+    torch._dynamo.reset()
+    graphs: list[object] = []
+
+    def noted(graph: Any, _: object) -> Any:
+        graphs.append(graph)
+        return graph
+
+    compiled = torch.compile(model, backend=noted, fullgraph=True, dynamic=True)
+    for tokens, made in ((17, 1), (20, 1), (31, 1), (49, 2), (60, 2)):
+        x = drawn(tokens, 12)
+        assert error(compiled(x), dense(x.double())) < MAX_ERROR and len(graphs) == made, tokens
+
+
 @pytest.mark.slow
 @torch.no_grad()
 def test_more_columns_than_any_kernel_has_stay_in_the_layout_of_the_chain(monkeypatch: pytest.MonkeyPatch) -> None:
