@@ -336,20 +336,26 @@ def _checked(directory: Path) -> dict[str, bytes] | None:
 
 
 def _write(directory: Path, kind: str, key: str, files: Mapping[str, bytes], like: Path | None) -> None:
-    manifest = {
-        "kind": kind,
-        "key": key,
-        "created": time.time(),
-        "files": {name: _described(content) for name, content in files.items()},
-    }
-    for name, content in {**files, MANIFEST: json.dumps(manifest, indent=1).encode()}.items():
-        if like is not None and is_linked(like / name, directory / name, content):
-            continue
-        with (directory / name).open("xb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+    held: Mapping[str, dict[str, object]] = {}
+    described = {}
+    with suppress(OSError, ValueError, KeyError, TypeError):  # it may be gone
+        held = {} if like is None else json.loads((like / MANIFEST).read_bytes())["files"]
+    for name, content in files.items():
+        if like is not None and name in held and is_linked(like / name, directory / name, content):
+            described[name] = held[name]
+        else:
+            described[name] = _described(content)
+            _write_file(directory / name, content)
+    manifest = {"kind": kind, "key": key, "created": time.time(), "files": described}
+    _write_file(directory / MANIFEST, json.dumps(manifest, indent=1).encode())
     _sync(directory)
+
+
+def _write_file(path: Path, content: bytes) -> None:
+    with path.open("xb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _described(content: bytes) -> dict[str, object]:

@@ -10,7 +10,6 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache, partial
 
-from lospmm.artifact import artifact
 from lospmm.artifact.artifact import Artifact
 from lospmm.artifact.kept import KERNELS, find, keep
 from lospmm.errors import ToolchainFault
@@ -18,7 +17,7 @@ from lospmm.settings import settings
 from lospmm.stages import Progress, Stages, silent
 from lospmm.store import Store
 from lospmm.tuning.budget import Budget
-from lospmm.tuning.files import files_of
+from lospmm.tuning.files import artifact_of
 from lospmm.tuning.job import Job, check_job
 from lospmm.tuning.prepare import prepare_with_pool
 from lospmm.tuning.request import Request
@@ -74,7 +73,7 @@ def chosen(
     def finished() -> Artifact:
         seed = request.seed if request.values == "drawn" else None
         outcome = replace(known or found(), problem=request.problem, values=request.values, seed=seed)
-        made = artifact.from_files(files_of(outcome, job.stages.seconds()), "the new kernel")
+        made = artifact_of(outcome, job.stages.seconds())
         try:
             made, shop.stored = keep(made, digest, store, shop.stored), digest
         except ToolchainFault as error:  # if the disk is full, the kernel is returned all the same
