@@ -2,12 +2,14 @@
 
 import hashlib
 import json
+import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
+from pathlib import Path
 
 from lospmm.artifact.artifact import CUBIN_FILE, Artifact
 from lospmm.artifact.manifest import MANIFEST_FILE, parse
-from lospmm.errors import BadRequest, ToolchainFault
+from lospmm.errors import BadRequest, DiskFault, ToolchainFault, system_errors
 from lospmm.families.warpgroups import ARCH
 from lospmm.gpu.detect import detect_device, own_gpu, own_gpu_id
 from lospmm.gpu.exclusive import exclusive
@@ -114,7 +116,10 @@ def _errors(
     with ExitStack() as stack:
         shop = stack.enter_context(Session(1)) if session is None else session
         stack.enter_context(exclusive(store.root, gpu=own_gpu_id()))
-        for kernel in kernels:
+        with system_errors(DiskFault, f"{tempfile.gettempdir()}: cannot be written"):
+            file = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lospmm-")), CUBIN_FILE)
+            file.write_bytes(cubin)  # once, not through the worker's pipe for each
+        for kernel in reversed(kernels):  # the worker has the last one's problem
             bench, name = shop.bench(kernel.problem(gpu, matrix), None), kernel.manifest["name"]
-            found[name] = bench.error_of(cubin, name, kernel.launch, f"{name}, joined")
+            found[name] = bench.error_of(file, name, kernel.launch, f"{name}, joined")
     return found

@@ -120,12 +120,12 @@ def test_verified_on_a_gpu_is_verified_there_once(apart: list[lospmm.Kernel], mo
     monkeypatch.setattr(session, "Bench", bench)
     first, *others = apart
     asked = [first, *map(as_of_a_gpu, others)]
-    with pytest.raises(VerificationFailed, match="lospmm_bitmap_n8, joined, on the GPU: wrong"):
+    with pytest.raises(VerificationFailed, match="lospmm_bitmap_n72, joined, on the GPU: wrong"):
         lospmm.join(asked)
     bench.error, bench.began, bench.ran = 1e-4, 0, []
     found = lospmm.join(asked)
     assert [kernel.manifest["verified"]["on"] for kernel in found] == ["cpu", "gpu", "gpu"]
     assert found[2].manifest["verified"] == {"on": "gpu", "max_relative_error": 1e-4, "columns": 72}
-    assert bench.began == 1 and bench.ran == [(8, "lospmm_bitmap_n8"), (72, "lospmm_bitmap_n72")]
+    assert bench.began == 1 and bench.ran == [(72, "lospmm_bitmap_n72"), (8, "lospmm_bitmap_n8")]
     again = lospmm.join(asked)
     assert [kernel.manifest for kernel in again] == [kernel.manifest for kernel in found] and bench.began == 1
