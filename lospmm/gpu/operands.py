@@ -19,8 +19,8 @@ from lospmm.problem.dtype import Dtype
 #: Random numbers that B repeats if it is larger: a prime, so that no stride of B coincides with the period.
 DRAWN = (1 << 24) + 43
 
-#: Draws that are kept: the layers of a model share a few shapes, and a draw takes a tenth of a second.
-DRAWS = 2
+#: Draws that are kept: the layers of a model share a few shapes, and a draw takes up to a tenth of a second.
+DRAWS = 4
 
 #: Left free on the GPU: code, local memory and what libraries allocate.
 RESERVE_BYTES = 512 << 20

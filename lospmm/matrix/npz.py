@@ -335,7 +335,7 @@ LAYOUTS: dict[str, Callable[[tuple[int, int], Arrays, Content], SparseMatrix]] =
 _ARRAY_NAMES = frozenset({"format", "shape", "data", "indptr", "indices", "row", "col", "coords", "offsets"})
 
 
-@lru_cache(maxsize=1)  # kernels of one matrix for several N share it
+@lru_cache(maxsize=3)  # kernels of one matrix for several N share it; the next layer's is written ahead
 def write_npz(matrix: SparseMatrix) -> bytes:
     """Return the matrix as an ``.npz`` file: 4 bytes a nonzero of float16, else 6; 2 more of a wide matrix; 4 a row."""
     content = io.BytesIO()

@@ -15,6 +15,7 @@ from lospmm.errors import LospmmError, Unsupported
 from lospmm.kernel import whole_number
 from lospmm.matrix.csr import SparseMatrix, check_shape
 from lospmm.matrix.limit import too_few
+from lospmm.matrix.npz import write_npz
 from lospmm.nn.attention import no_fast_path, why_dense
 from lospmm.nn.bound import Tensors, dtype_of, named, versions_of
 from lospmm.nn.fusion import FusedConv2d, FusedLinear, evaluated
@@ -77,8 +78,8 @@ class Site:
             return self._matrix
 
     def read(self) -> None:
-        """Read ``matrix`` and its fingerprint ahead, in a thread; what fails there fails again on use."""
-        self.matrix.fingerprint  # noqa: B018
+        """Read ``matrix`` and write its file ahead, in a thread; what fails there fails again on use."""
+        write_npz(self.matrix)
 
     def forget(self) -> None:
         """Free the memory of ``matrix``."""
