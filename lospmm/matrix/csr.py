@@ -186,12 +186,7 @@ def from_dense(weights: NDArray[np.floating]) -> SparseMatrix:
     m, k = check_shape(weights.shape)
     _check_real(weights)
     position = np.flatnonzero(weights != 0)  # less than half the time of the weights themselves
-    return from_positions((m, k), position, weights.reshape(-1)[position])
-
-
-def from_positions(shape: tuple[int, int], position: NDArray[np.int64], values: NDArray[np.floating]) -> SparseMatrix:
-    """Return the matrix of ``values`` at rising positions, row * k + column. Takes ``position``; raises BadMatrix."""
-    return _in_order(*shape, position, _finite_float32(values, position, shape[1]))
+    return _in_order(m, k, position, _finite_float32(weights.reshape(-1)[position], position, k))
 
 
 def expand_offsets(offsets: NDArray[np.integer], lines: int, entries: int) -> NDArray[np.int64]:

@@ -21,10 +21,11 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from lospmm.errors import BadMatrix, GpuFault
 from lospmm.gpu.launcher import Launcher
-from lospmm.matrix.csr import SparseMatrix, from_dense, from_positions
+from lospmm.matrix.csr import SparseMatrix, from_dense
 from lospmm.nn.package import Package
 from lospmm.problem.dtype import DTYPES, FLOAT32, Dtype
 from lospmm.problem.launch import Launch
@@ -108,12 +109,10 @@ class Tensors:
         return (weight if self.mask is None else weight * self.mask.detach()).flatten(1)
 
     def matrix(self) -> SparseMatrix:
-        """Return the current A, whose nonzeros a GPU finds faster than the CPU. Raises BadMatrix."""
+        """Return the current A. Raises BadMatrix."""
         a = self.pruned()
-        if self.groups == 1 and a.is_cuda:
-            position = a.flatten().nonzero()[:, 0]
-            values = a.flatten()[position].float().cpu().numpy()
-            return from_positions((a.shape[0], a.shape[1]), position.cpu().numpy(), values)
+        if self.groups == 1 and a.is_cuda and torch.isfinite(a).all():
+            return compressed(a)
         own = a.float().cpu().numpy()
         m, k = own.shape
         spread = np.zeros((self.groups, m // self.groups, self.groups, k), np.float32)
@@ -129,6 +128,16 @@ class Tensors:
         """Return views with the same memory and version counters that do not hold the parameters."""
         mask, bias = (None if one is None else one.detach() for one in (self.mask, self.bias))
         return Tensors(self.weight.detach(), mask, bias, self.groups)
+
+
+def compressed(a: Tensor) -> SparseMatrix:
+    """Return a finite (m, k) as a matrix, made by the device that has it: a GPU is faster than NumPy."""
+    rows, columns = a.nonzero(as_tuple=True)
+    offsets = functional.pad(torch.count_nonzero(a, dim=1).cumsum(0), (1, 0))
+    arrays = [one.cpu().numpy() for one in (offsets, columns.int(), a[rows, columns].float())]
+    for array in arrays:
+        array.setflags(write=False)
+    return SparseMatrix(a.shape[0], a.shape[1], *arrays)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -14,6 +14,7 @@ from torch import nn  # noqa: E402
 import lospmm.nn  # noqa: E402
 from lospmm.errors import BadRequest  # noqa: E402
 from lospmm.matrix.csr import from_dense  # noqa: E402
+from lospmm.nn.bound import compressed  # noqa: E402
 from lospmm.nn.sources import options_for  # noqa: E402
 from lospmm.problem.device import DEVICES  # noqa: E402
 from lospmm.problem.dtype import DTYPES  # noqa: E402
@@ -51,6 +52,18 @@ def test_a_model_of_16_bits_runs_on_its_kernels(dtype: Any) -> None:
     assert torch.equal(other(x), found)
     lospmm.nn.restore_(model)
     assert error(model(x), wanted) < ROUNDING[dtype]
+
+
+@pytest.mark.parametrize("dtype", [*ROUNDING, torch.float32], ids=str)
+def test_a_gpu_compresses_weights_as_numpy_does(dtype: Any) -> None:
+    """By the code for a GPU, run on the CPU."""
+    a = drawn(7, 30).to(dtype) * (drawn(7, 30, seed=1) > 0)
+    a[2], a[4, 5], a[:, 29] = 0, -0.0, 0
+    found, wanted = compressed(a), from_dense(a.float().numpy())
+    assert found == wanted and found.filled_rows == 6
+    for name in ("indptr", "indices", "data"):
+        one, other = getattr(found, name), getattr(wanted, name)
+        assert one.dtype == other.dtype and not one.flags.writeable
 
 
 @torch.no_grad()
