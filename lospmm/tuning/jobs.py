@@ -58,7 +58,7 @@ def chosen(
     """
     digest = request.digest
     options, problem = request.resolved, request.searched
-    if (kept := find(digest, store)) is not None:
+    if (kept := (session and session.taken(digest)) or find(digest, store)) is not None:
         if session is not None:
             session.layers.add_stored(problem, options, kept.manifest)
         return lambda: kept
@@ -92,10 +92,13 @@ def _say_once(line: str) -> None:
 def search_ahead(request: Request, *, store: Store, session: Session) -> None:
     """Start to search for a request while another uses the GPU, and to build the plan of an alike layer.
 
-    Does nothing if nothing will be timed, or the artifact is in the store.
+    Reads the artifact instead if that is in the store, and does nothing else if nothing will be timed.
     """
     problem, options = request.searched, request.resolved
-    if options.measure != "gpu" or store.directory(KERNELS, request.digest).exists():
+    if store.directory(KERNELS, request.digest).exists():
+        session.read_ahead(request.digest, partial(find, request.digest, store))
+        return
+    if options.measure != "gpu":
         return
     builders, builds = session.builders(options.emitter), session.begin_ahead(problem, options, prepare_with_pool)
     layer = session.layers.alike(problem, options)

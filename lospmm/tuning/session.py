@@ -12,6 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Self
 
+from lospmm.artifact.artifact import Artifact
 from lospmm.errors import ToolchainFault
 from lospmm.gpu.bench import Bench
 from lospmm.gpu.messages import CACHE_STATES
@@ -44,6 +45,7 @@ class Session:
         self._stop = threading.Event()
         self._ahead: ThreadPoolExecutor | None = None
         self._begun: dict[Hashable, tuple[Future[object] | None, PrefetchedBuilds]] = {}
+        self._read: dict[str, Future[Artifact | None]] = {}
 
     def __enter__(self) -> Self:
         self._stack.callback(sys.setswitchinterval, sys.getswitchinterval())
@@ -77,11 +79,24 @@ class Session:
         name, builders = _named(problem, options), self.builders(options.emitter)
         if builders is None or name in self._begun:
             return None
-        if self._ahead is None:
-            self._ahead = self._stack.enter_context(ThreadPoolExecutor(2, thread_name_prefix="ahead"))
-        found = self._ahead.submit(builders.call, search, problem, options, cancel=self._stop)
+        found = self._threads().submit(builders.call, search, problem, options, cancel=self._stop)
         self._begun[name] = found, self._stack.enter_context(PrefetchedBuilds())
         return self._begun[name][1]
+
+    def read_ahead(self, digest: str, read: Callable[[], Artifact | None]) -> None:
+        """Call ``read``, which returns a stored kernel, in a thread, unless it was called for this digest."""
+        if digest not in self._read:
+            self._read[digest] = self._threads().submit(read)
+
+    def taken(self, digest: str) -> Artifact | None:
+        """Return what ``read_ahead`` found, once; None if it was not called. Raises what ``read`` raised."""
+        found = self._read.pop(digest, None)
+        return None if found is None else found.result()
+
+    def _threads(self) -> ThreadPoolExecutor:
+        if self._ahead is None:
+            self._ahead = self._stack.enter_context(ThreadPoolExecutor(2, thread_name_prefix="ahead"))
+        return self._ahead
 
     def begun_ahead(self, problem: Problem, options: Options) -> tuple[object | None, PrefetchedBuilds]:
         """Return what the search begun for a tuning found, None if there was none or it failed; and its builds.

@@ -26,6 +26,7 @@ from lospmm.toolchain import compilers, discover
 from lospmm.tuning import build, jobs, tuner, winner
 from lospmm.tuning.options import Options
 from lospmm.tuning.request import Request
+from lospmm.tuning.session import Session
 from tests.fixtures.full_disk import take_no_kernels
 
 WEIGHTS = np.array([[1, 0, 2], [0, 0, 0], [0, 3, 0]], dtype=np.float32)
@@ -52,6 +53,15 @@ def store(tmp_path: Path) -> Store:
 
 def kernels(store: Store) -> list[str]:
     return [entry.key for entry in store.entries() if entry.kind == kept.KERNELS]
+
+
+def test_a_stored_kernel_is_read_ahead(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = jobs.tune(request(), store=store)
+    with Session(1) as session:
+        for _ in range(2):
+            jobs.search_ahead(request(), store=store, session=session)
+        monkeypatch.setattr(jobs, "find", None)
+        assert jobs.tune(request(), store=store, session=session).files == made.files
 
 
 def test_the_digest_says_all_that_decides_a_kernel() -> None:
