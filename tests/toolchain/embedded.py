@@ -32,8 +32,8 @@ def compiler(name: str) -> str:
 
 
 def commands() -> tuple[str, str]:
-    """The page's scripts: the one that tunes, and the one that compiles and runs the program."""
-    tune, program = (block.text for block in blocks(PAGE.read_text()) if block.language == "sh")
+    """The page's scripts for C: the one that tunes, and the one that compiles and runs the program."""
+    tune, program, _ = (block.text for block in blocks(PAGE.read_text()) if block.language == "sh")
     return tune, program
 
 
