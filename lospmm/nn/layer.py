@@ -13,7 +13,6 @@ becomes a B of a kernel's own N: the kernel is as fast as for its N, and needs n
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from itertools import starmap
 from typing import Any, TypeAlias
 
 import torch
@@ -110,9 +109,9 @@ def _in_pieces(x: Tensor, tuned: Tuned, tensors: Tensors, *, relu: bool) -> Tens
         return operator.spmm(turned(x[first:end]), tensors.weight, tensors.mask, tensors.bias, None, relu)
 
     if tuned.features_first:
-        return torch.cat([*starmap(part, ends), *(one.t() for one in rest)], dim=1).t()
+        return torch.cat([*(part(*piece) for piece in ends), *(one.t() for one in rest)], dim=1).t()
     if torch.compiler.is_compiling():
-        return torch.cat([*(one.t() for one in starmap(part, ends)), *rest])
+        return torch.cat([*(part(*piece).t() for piece in ends), *rest])
     y = x.new_empty((x.shape[0], tensors.weight.shape[0]))
     for first, end in ends:
         if direct.linear(x[first:end], tuned, relu=relu, to=y[first:end]) is None:
@@ -143,7 +142,7 @@ def serves(tuned: Tuned, x: Tensor) -> bool:
     columns = x.numel() // x.shape[-1]
     if tuned.dense_beyond and tuned.sizes and columns > tuned.sizes[-1][1]:
         return False
-    return bool(pieces(tuned.sizes, columns))
+    return len(pieces(tuned.sizes, columns)) > 0
 
 
 class SparseLinear(Sparse, nn.Linear):
