@@ -51,13 +51,14 @@ LOSPMM_INLINE void fragment_of_ones(unsigned (&fragment)[4], const uint2 *places
 #pragma unroll
     for (int at = 1; at < 4; ++at)
       values[at] = lospmm_number_at<VALUES_BYTES>(__dp4a(own, 0x010101u * VALUES_BYTES >> 8 * (3 - at), first));
+    // Of two values bytes 10 and 54, for 0 bytes 32 and 76; of two codes bytes 0 and 4, for 0 bytes 1 and 5.
     const unsigned chosen = VALUES_BYTES == 2 ? 0x76327632u - 0x22u * own : 0x15111511u - own;
     fragment[2 * half] = lospmm_bytes(values[0], values[1], chosen);
     fragment[2 * half + 1] = lospmm_bytes(values[2], values[3], chosen >> 16);
   }
   if constexpr (PAIR_BYTES == 2)
 #pragma unroll
-    for (int at = 0; at < 4; ++at)  // two codes in bytes 0 and 2
+    for (int at = 0; at < 4; ++at)  // codes are in bytes 0 and 2
       fragment[at] = INT8 ? lospmm_less_1152(fragment[at] ^ 0x64806480u)
                           : lospmm_halves_of_fp8(lospmm_bytes(fragment[at], 0, 0x20));
 }
