@@ -22,7 +22,7 @@ from lospmm.problem.convolution import Convolution
 from lospmm.problem.epilogue import epilogue_of
 from lospmm.problem.launch import Launch
 from lospmm.problem.problem import Problem, ceil_div, columns_of
-from lospmm.problem.weights import Weights, flattened, matrix_and_values
+from lospmm.problem.weights import Weights, file_of, flattened
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -141,12 +141,12 @@ def tune(
     if not isinstance(convolution, Convolution | None):
         kind = type(convolution).__name__
         raise BadRequest(f"convolution is of type {kind}: give a lospmm.Convolution, or leave it out for a product")
-    matrix, values = matrix_and_values(flattened(weights, convolution), tensor, seed)
+    file = file_of(flattened(weights, convolution), tensor, seed)
     gpu = device_of(str(device))
     columns = whole_number("n", columns_of(n, convolution))
     epilogue = epilogue_of(bias, relu=relu, residual=residual)
-    problem = Problem(matrix, columns, gpu, convolution, epilogue)
-    asked = request.request_of(problem, options, values, seed)
+    problem = Problem(file.matrix, columns, gpu, convolution, epilogue)
+    asked = request.request_of(problem, options, file.values, seed)
     return Kernel(jobs.tune(asked, store=kept.open_store()))
 
 

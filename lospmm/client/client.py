@@ -34,11 +34,10 @@ from lospmm.client.progress import Hear, LayerProgress, layer_stages, stages
 from lospmm.client.uploads import Biases, ModelWeights, Numbers, Upload, read_uploads, table_of, upload_of
 from lospmm.errors import BadRequest, LospmmError, ServiceFault
 from lospmm.kernel import Kernel, whole_number
-from lospmm.matrix.readers import MatrixFile
 from lospmm.model.layer_table import ANY, LayerKernel, LayerSpec, LayerTable
 from lospmm.problem.convolution import Convolution, written
 from lospmm.problem.problem import columns_of
-from lospmm.problem.weights import Weights, flattened, matrix_and_values
+from lospmm.problem.weights import Weights, file_of, flattened
 from lospmm.stages import Progress, silent
 from lospmm.tuning.options import SERVED_OPTIONS, check_served, options_of
 
@@ -144,7 +143,7 @@ class Client:
         row = replace(_row_of(columns, convolution, bias=False, relu=relu, residual=residual), transpose=transpose)
         given = {name: value for name, value in row.given.items() if name in ("conv", "relu", "residual")}
         query = {**_options_query(device, seed, options), "n": row.columns, **given}
-        file = row.file(MatrixFile(*matrix_and_values(flattened(weights, convolution), tensor, seed), "weights"))
+        file = row.file(file_of(flattened(weights, convolution), tensor, seed))
         of_file = Path(weights).stem if isinstance(weights, str | PathLike) else "weights"
         upload = upload_of(tensor or of_file, file.matrix, file.values, bias)
         return self._tuned(upload, query, stages(progress), _deadline(timeout_seconds))

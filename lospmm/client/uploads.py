@@ -13,10 +13,10 @@ from lospmm.errors import BadMatrix, BadRequest
 from lospmm.matrix.csr import SparseMatrix
 from lospmm.matrix.layers import Found, LayerSource, check_names, folder_of, open_model
 from lospmm.matrix.npz import write_npz
-from lospmm.matrix.readers import MatrixFile, Values
+from lospmm.matrix.readers import Values
 from lospmm.model.layer_table import LayerTable, none_asked
 from lospmm.problem.epilogue import epilogue_of
-from lospmm.problem.weights import Weights, flattened, matrix_and_values
+from lospmm.problem.weights import Weights, file_of, flattened
 
 #: A model: the path of a ``.safetensors``, ``.onnx`` or ``.pt``, or of a folder of matrix files, one that is open, or
 #: weights by their names.
@@ -114,7 +114,7 @@ def _opened(model: ModelWeights, seed: int, table: LayerTable) -> LayerSource:
         for name in wanted:
             row = table.row_of(name)
             try:
-                yield name, MatrixFile(*matrix_and_values(flattened(model[name], row.convolution, row.groups)), name)
+                yield name, file_of(flattened(model[name], row.convolution, row.groups), name=name)
             except BadMatrix as error:
                 yield name, error
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from lospmm.errors import BadMatrix, BadRequest
 from lospmm.matrix import readers
 from lospmm.matrix.csr import SparseMatrix, check_shape, from_coo, from_dense
-from lospmm.matrix.readers import Values
+from lospmm.matrix.readers import MatrixFile
 from lospmm.problem.convolution import Convolution
 
 if TYPE_CHECKING:
@@ -37,19 +37,18 @@ def flattened(weights: Weights, convolution: Convolution | None, groups: int = 1
     return weights.reshape(len(weights), -1)
 
 
-def matrix_and_values(weights: Weights, tensor: str | None = None, seed: int = 0) -> tuple[SparseMatrix, Values]:
-    """Return the matrix, and whether its values were drawn.
+def file_of(weights: Weights, tensor: str | None = None, seed: int = 0, *, name: str = "weights") -> MatrixFile:
+    """Return what a file's path names, or other weights as a file of this ``name``.
 
     Raises BadMatrix, BadRequest for a ``tensor`` without a file.
     """
     if not isinstance(tensor, str | None):
         raise BadRequest(f"tensor is {tensor!r:.80}: give the name of one")
     if isinstance(weights, str | os.PathLike):
-        file = readers.read(Path(weights), tensor=tensor, seed=seed)
-        return file.matrix, file.values
+        return readers.read(Path(weights), tensor=tensor, seed=seed)
     if tensor is not None:
         raise BadRequest(f"tensor {tensor!r:.80} chooses from a file of several weights; these are not a file")
-    return _matrix(weights), "stored"
+    return MatrixFile(_matrix(weights), "stored", name)
 
 
 def _matrix(weights: Matrix) -> SparseMatrix:

@@ -16,6 +16,7 @@ from lospmm.matrix.layers import open_model
 from lospmm.matrix.readers import MatrixFile, read, read_model, tensors_of_model
 from lospmm.model.layer_table import LayerSpec, LayerTable
 from lospmm.model.onnx_table import table_of_onnx
+from lospmm.problem.weights import file_of
 
 onnx = pytest.importorskip("onnx", reason="onnx is not installed: pip install 'lospmm[onnx]'")
 helper, numpy_helper, TensorProto = onnx.helper, onnx.numpy_helper, onnx.TensorProto
@@ -87,15 +88,19 @@ WIDE, BIAS = pruned(24, 16), np.ones(24, np.float32)
         ),
     ],
 )
-def test_the_ways_to_multiply(made: Any, weight: np.ndarray, shape: tuple[int, ...], expected: LayerSpec) -> None:
+def test_the_ways_to_multiply(
+    made: Any, weight: np.ndarray, shape: tuple[int, ...], expected: LayerSpec, tmp_path: Path
+) -> None:
     """A is out x in, however the graph holds it."""
     content = model_of([made], {"w.weight": np.ascontiguousarray(weight), "w.bias": BIAS}, {"x": shape})
     assert table_of_onnx(content).rows["w.weight"] == expected
     file = dict(read_model(content, "m.onnx"))["w.weight"]
     assert isinstance(file, MatrixFile)
     assert file.matrix == from_dense(WIDE if weight.ndim == 2 else weight.reshape(len(weight), -1))
-    with pytest.raises(BadRequest, match="leave transpose out"):
-        file.transposed()
+    (tmp_path / "m.onnx").write_bytes(content)
+    for one in (file, file_of(tmp_path / "m.onnx", "w.weight")):
+        with pytest.raises(BadRequest, match="leave transpose out"):
+            one.transposed()
 
 
 def test_a_weight_that_is_taken_transposed_too() -> None:
