@@ -102,7 +102,7 @@ LOSPMM_INLINE unsigned lospmm_sum_until(unsigned value) {
 // in shared memory from ``address`` on, one after another, in ``bytes`` each.
 #define LOSPMM_TEST(i) "and.b32 bit, bits, 1 << " #i ";\nsetp.ne.u32 p" #i ", bit, 0;\n"
 #define LOSPMM_TAKE(i, type, bytes) "@p" #i " ld.shared." type " %" #i ", [at];\n@p" #i " add.u32 at, at, " bytes ";\n"
-#define LOSPMM_EXPAND_FOUR(name, type, bytes)                                                       \
+#define LOSPMM_EXPAND(name, type, bytes)                                                            \
   template <unsigned zero>                                                                          \
   LOSPMM_INLINE void name(unsigned (&words)[4], unsigned address, unsigned bits) {                  \
     asm volatile(                                                                                   \
@@ -116,8 +116,8 @@ LOSPMM_INLINE unsigned lospmm_sum_until(unsigned value) {
         : "r"(address), "r"(bits), "n"(zero)                                                        \
         : "memory");                                                                                \
   }
-LOSPMM_EXPAND_FOUR(lospmm_expand, "u32", "4")
-LOSPMM_EXPAND_FOUR(lospmm_expand_codes, "u16", "2")
+LOSPMM_EXPAND(lospmm_expand, "u32", "4")
+LOSPMM_EXPAND(lospmm_expand_codes, "u16", "2")
 
 // Four of eight bytes, each chosen by four bits below 8: __byte_perm takes an instruction to make sure of that.
 LOSPMM_INLINE unsigned lospmm_bytes(unsigned low, unsigned high, unsigned chosen) {
