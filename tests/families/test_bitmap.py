@@ -120,7 +120,7 @@ def test_the_pieces_hold_the_matrix(matrix: SparseMatrix, shape: tuple[int, int]
     tall = -(-matrix.m // plan.block_rows) * plan.block_rows
     assert len(starts) == tall // height * across + 1 and starts[-1] * 4 == len(data)
     assert (np.diff(starts.astype(np.int64)) * 16).max() <= piece_bytes(counts(matrix, per_bit), plan.shape)
-    found = np.zeros((tall, across * depth), dtype=np.float32)
+    found, sides = np.zeros((tall, across * depth), dtype=np.float32), (depth // 64, tiles, 4)
     for piece, (start, end) in enumerate(zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True)):
         held = data[start * 4 : end * 4]
         bits = np.unpackbits(held[:words].view(np.uint8), bitorder="little")
@@ -132,11 +132,10 @@ def test_the_pieces_hold_the_matrix(matrix: SparseMatrix, shape: tuple[int, int]
             column[1::2] = held[words:][:placed].view(np.uint8)
         assert (np.sort(column) == np.arange(depth)).all() and (column % 8 == np.arange(depth) % 8).all()
         values = held[words + placed :].view(np.float16)[: len(places) * per_bit].astype(np.float32)
-        sides = (depth // 64, tiles, 4, 8, 4, 2, 2, 2 // per_bit)
-        unit, tile, step, row, quad, half, lower, odd = np.unravel_index(places, sides)
         if per_bit == 1:
-            sides = (depth // 64, tiles, 4, 2, 8, 4, 2, 2)
-            unit, tile, step, half, row, quad, lower, odd = np.unravel_index(places, sides)
+            unit, tile, step, half, row, quad, lower, odd = np.unravel_index(places, (*sides, 2, 8, 4, 2, 2))
+        else:
+            unit, tile, step, row, quad, half, lower, odd = np.unravel_index(places, (*sides, 8, 4, 2, 2, 1))
         at_row = piece // across * height + tile * 16 + lower * 8 + row
         at_column = unit * 64 + step * 16 + half * 8 + quad * 2 + odd
         for place in range(per_bit):
